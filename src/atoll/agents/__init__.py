@@ -1,0 +1,1 @@
+"""Who works on a task, and who judges the work. Nothing lives here yet."""

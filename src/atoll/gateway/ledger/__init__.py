@@ -1,0 +1,1 @@
+"""One row per request: what was asked, decided, answered and paid."""

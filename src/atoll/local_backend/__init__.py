@@ -1,0 +1,1 @@
+"""Self-hosted models and their KV caches."""

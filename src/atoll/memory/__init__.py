@@ -1,0 +1,1 @@
+"""What agents know: shared, persistent, searchable. Nothing lives here yet."""

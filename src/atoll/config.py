@@ -6,19 +6,20 @@ allowed. `${NAME}` in a value is replaced by the environment variable NAME; `${N
 
 from __future__ import annotations
 
+import difflib
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from atoll._yaml import Document, EnvText, Key, parse_document
 from atoll.errors import ConfigError
 
 Capability = Literal["tools", "vision", "json_schema", "logprobs", "embeddings"]
-AUTO_MODEL = "auto"
+AUTO_MODEL: Final = "auto"
 """The model name that asks for routing."""
 
 
@@ -89,7 +90,9 @@ class ReplayUpstream(_UpstreamBase):
     chunk_delay_s: Annotated[float, Field(ge=0)] = 0.0
 
 
-UpstreamSettings = Annotated[OpenAIUpstream | LiteLLMUpstream | LocalUpstream | ReplayUpstream, Field(discriminator="kind")]
+UpstreamSettings = Annotated[
+    OpenAIUpstream | LiteLLMUpstream | LocalUpstream | ReplayUpstream, Field(discriminator="kind")
+]
 
 
 class Prices(_Section):
@@ -101,7 +104,7 @@ class Prices(_Section):
 
 
 class CandidateSettings(_Section):
-    """A model that can be asked for, or chosen. What is left out comes from litellm's price table where it knows the model."""
+    """A model that can be asked for, or chosen. What is left out comes from litellm's price table."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     upstream: str
@@ -168,6 +171,7 @@ class LedgerSettings(_Section):
 class ServerSettings(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
+    """0 takes any free port."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     api_keys: tuple[SecretStr, ...] = ()
     """Keys that clients must send. Without any, everybody on this machine may call, and only loopback can be bound."""
@@ -191,3 +195,151 @@ class Settings(_Section):
     @property
     def data_path(self) -> Path:
         return self.data_dir.expanduser()
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read a YAML file into settings; without a file, the defaults.
+
+    Raises ConfigError with one line for each thing that is wrong, each naming file, line, key and what is allowed.
+    """
+    if path is None:
+        return Settings()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}. Name an existing file with --config") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    return parse_settings(text, str(path), os.environ if environ is None else environ)
+
+
+def parse_settings(text: str, name: str, environ: Mapping[str, str]) -> Settings:
+    """`load_settings` for a text that is already here; `name` stands for the file in errors."""
+    document = parse_document(text, name, environ)
+    if document.data is None:
+        return Settings()
+    if not isinstance(document.data, dict):
+        raise ConfigError(
+            f"{name}:1: expected keys and values ({', '.join(Settings.model_fields)}), found {document.data!r}"
+        )
+    settings = _validate(document)
+    problems = [document.error(key, message) for key, message in _contradictions(settings)]
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+    return settings
+
+
+def _validate(document: Document) -> Settings:
+    """Strict validation; a value from the environment may be read as a number or a boolean where one is wanted."""
+    try:
+        return Settings.model_validate_json(orjson.dumps(document.data))
+    except ValidationError as error:
+        typed = [_give_type(document.data, _way(document.data, problem["loc"])) for problem in error.errors()]
+        if any(typed):
+            return _validate(document)
+        raise ConfigError("\n".join(str(problem) for problem in _problems(document, error))) from None
+
+
+def _give_type(data: Any, way: Key) -> bool:
+    """Read the environment's text at `way` as YAML would; whether there was such a text."""
+    if not way:
+        return False
+    parent = data
+    for part in way[:-1]:
+        parent = parent[part]
+    last: Any = way[-1]
+    value = parent[last] if isinstance(parent, list) or last in parent else None
+    if not isinstance(value, EnvText):
+        return False
+    plain = value.plain()
+    parent[last] = str(value) if isinstance(plain, str) else plain
+    return not isinstance(plain, str)
+
+
+def _way(data: Any, location: Sequence[str | int]) -> Key:
+    """pydantic's location without the union tags that the file does not hold."""
+    way: list[str | int] = []
+    for index, part in enumerate(location):
+        held = (isinstance(data, dict) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and part < len(data)
+        )
+        if held:
+            data = data[part]
+            way.append(part)
+        elif index == len(location) - 1 and isinstance(data, dict):
+            way.append(part)
+    return tuple(way)
+
+
+def _problems(document: Document, error: ValidationError) -> Iterator[ConfigError]:
+    for problem in error.errors(include_url=False):
+        way = _way(document.data, problem["loc"])
+        kind, value = problem["type"], problem.get("input")
+        if kind == "extra_forbidden":
+            allowed = _keys_at(problem["loc"][:-1])
+            yield document.error(way, f"unknown key{_near(str(way[-1]), allowed)}. Allowed here: {', '.join(allowed)}")
+        elif kind == "missing":
+            yield document.error(way[:-1] or way, f"the key {str(problem['loc'][-1])!r} is missing")
+        elif kind in ("union_tag_invalid", "union_tag_not_found"):
+            kinds = ", ".join(_kinds())
+            yield document.error(way, f"`kind` must be one of {kinds}")
+        else:
+            shown = "" if _is_secret(way) else f", found {value!r:.80}"
+            yield document.error(way, f"{problem['msg'].removeprefix('Input ')}{shown}")
+
+
+def _is_secret(way: Key) -> bool:
+    return any(isinstance(part, str) and ("key" in part or part == "headers") for part in way)
+
+
+def _near(name: str, allowed: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _kinds() -> list[str]:
+    return [str(member.model_fields["kind"].annotation.__args__[0]) for member in _upstream_models()]
+
+
+def _upstream_models() -> tuple[Any, ...]:
+    return get_args(get_args(UpstreamSettings)[0])
+
+
+def _keys_at(location: Sequence[str | int]) -> list[str]:
+    """The keys allowed in the section at pydantic's `location`."""
+    model: Any = Settings
+    for part in location:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            field = model.model_fields.get(str(part))
+            model = field.annotation if field else model
+        elif get_origin(model) in (dict, tuple):
+            model = [argument for argument in get_args(model) if argument is not Ellipsis][-1]
+        if model is not None and get_origin(model) is Annotated:
+            tag = part
+            model = next((m for m in _upstream_models() if tag in get_args(m.model_fields["kind"].annotation)), model)
+        optional = [a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if get_origin(model) not in (dict, tuple, Annotated) and optional:
+            model = optional[0]
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return list(model.model_fields)
+    return []
+
+
+def _contradictions(settings: Settings) -> Iterator[tuple[Key, str]]:
+    """What is well formed but cannot be meant."""
+    upstreams = ", ".join(settings.upstreams) or "none yet"
+    seen: dict[str, int] = {}
+    for index, candidate in enumerate(settings.candidates):
+        way: Key = ("candidates", index)
+        if candidate.upstream not in settings.upstreams:
+            yield (*way, "upstream"), f"no upstream is called {candidate.upstream!r}. Under `upstreams`: {upstreams}"
+        if candidate.name == AUTO_MODEL:
+            yield (*way, "name"), f"{AUTO_MODEL!r} asks for routing and cannot name a candidate; choose another name"
+        if candidate.name in seen:
+            yield (*way, "name"), f"{candidate.name!r} is taken by candidates[{seen[candidate.name]}]; names are unique"
+        seen.setdefault(candidate.name, index)
+    default = settings.routing.default_candidate
+    if default is not None and settings.candidates and default not in seen:
+        yield ("routing", "default_candidate"), f"no candidate is called {default!r}. There are: {', '.join(seen)}"
+    if settings.candidates and not any(candidate.is_routable for candidate in settings.candidates):
+        yield ("candidates",), "at least one candidate must be routable (`is_routable: true`)"

@@ -1,4 +1,4 @@
-"""Every error that Atoll raises on purpose, with its HTTP status, OpenAI error type and code, and log level, in one place.
+"""Every error that Atoll raises on purpose, with its HTTP status, OpenAI type and code, and log level, in one place.
 
     AtollError
     ├── ConfigError                    the configuration file, an environment variable or a flag is wrong
@@ -47,7 +47,9 @@ class MissingExtraError(AtollError):
     """An optional part is needed and not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the optional part {extra!r}, which is not installed. Run: pip install 'atoll[{extra}]'")
+        super().__init__(
+            f"{what} needs the optional part {extra!r}, which is not installed. Run: pip install 'atoll[{extra}]'"
+        )
         self.extra = extra
 
 

@@ -37,8 +37,8 @@ class Usage:
 class Candidate:
     """A thing that can be routed to: a model at an upstream, at one effort.
 
-    The same model at two efforts is two candidates. `name` is what clients ask for and what the ledger shows; `model` is
-    what the upstream calls it.
+    The same model at two efforts is two candidates. `name` is what clients ask for and what the ledger shows; `model`
+    is what the upstream calls it.
     """
 
     name: str
@@ -66,7 +66,9 @@ class Candidate:
     def cost_usd(self, usage: Usage) -> float:
         """What `usage` costs here. Never negative: (prompt - cached)*in + cached*cached_in + completion*out."""
         cached_tokens = min(max(usage.cached_tokens, 0), max(usage.prompt_tokens, 0))
-        cached_price = self.input_usd_per_mtok if self.cached_input_usd_per_mtok is None else self.cached_input_usd_per_mtok
+        cached_price = (
+            self.input_usd_per_mtok if self.cached_input_usd_per_mtok is None else self.cached_input_usd_per_mtok
+        )
         total = (
             (max(usage.prompt_tokens, 0) - cached_tokens) * self.input_usd_per_mtok
             + cached_tokens * cached_price

@@ -43,7 +43,14 @@ class Router(ABC):
     candidates_: tuple[Candidate, ...]
 
     @abstractmethod
-    def fit(self, outcomes: Sequence[Outcome], embeddings: dict[str, npt.NDArray[np.float32]], candidates: Sequence[Candidate], *, space: str) -> Self:
+    def fit(
+        self,
+        outcomes: Sequence[Outcome],
+        embeddings: dict[str, npt.NDArray[np.float32]],
+        candidates: Sequence[Candidate],
+        *,
+        space: str,
+    ) -> Self:
         """Learn from scratch. `embeddings` maps each outcome's prompt id to its vector."""
 
     @abstractmethod
@@ -51,7 +58,12 @@ class Router(ABC):
         """Learn online from further outcomes, one or many; raises RouterError for a candidate it does not know."""
 
     @abstractmethod
-    def add_candidate(self, candidate: Candidate, outcomes: Sequence[Outcome] = (), embeddings: dict[str, npt.NDArray[np.float32]] | None = None) -> Self:
+    def add_candidate(
+        self,
+        candidate: Candidate,
+        outcomes: Sequence[Outcome] = (),
+        embeddings: dict[str, npt.NDArray[np.float32]] | None = None,
+    ) -> Self:
         """Admit a new model, knowing as little as `outcomes`, without refitting the others."""
 
     @abstractmethod

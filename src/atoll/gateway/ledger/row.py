@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class LedgerRow:
     """Filled along the way of a request and recorded once, at its end.
 
-    `request_id` is ours and unique; what an upstream calls its answer is only a column. Every text is bounded by the ledger
-    when it is written. Content (`prompt_json`, `answer_text`) stays None unless `ledger.store_content` is on.
+    `request_id` is ours and unique; what an upstream calls its answer is only a column. Every text is bounded by the
+    ledger when it is written, which also takes images and vectors out of content: hand it over whole. Content
+    (`prompt_json`, `answer_text`) is kept only where `ledger.store_content` is on.
     """
 
     request_id: str
@@ -50,7 +51,19 @@ class LedgerRow:
     error_code: str | None = None
     error_message: str | None = None
     embedding: bytes | None = None
-    """float32 vector that the router saw, so that feedback can teach it without the prompt; None for named candidates."""
+    """float32 vector that the router saw, so that feedback can teach it without the prompt, where there was one."""
     embedding_space: str | None = None
     prompt_json: str | None = None
     answer_text: str | None = None
+
+
+@dataclass(slots=True)
+class LedgerRecord(LedgerRow):
+    """A row as it was written, with the feedback that has come for it since."""
+
+    seq: int = 0
+    """The order in which rows were written."""
+    feedback_score: float | None = None
+    feedback_comment: str | None = None
+    feedback_at: float | None = None
+    """Seconds since the epoch."""

@@ -1,0 +1,1 @@
+"""Alembic's environment and revisions of the ledger, shipped so that a database is brought up to date at start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -20,7 +21,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 EXAMPLES = [
     (language, program, output)
-    for (language, program), (_, output) in zip(BLOCKS, BLOCKS[1:], strict=False)
+    for (language, program), (_, output) in itertools.pairwise(BLOCKS)
     if program.startswith("curl") or language == "python"
 ]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 def main() -> None:
     from atoll.cli import atoll
 
-    atoll()
+    atoll(prog_name="atoll")
 
 
 if __name__ == "__main__":

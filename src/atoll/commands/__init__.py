@@ -1,0 +1,1 @@
+"""The subcommands of `atoll`, one file each."""

@@ -1,0 +1,30 @@
+"""`atoll models`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from atoll.commands.candidates import candidate_facts, echo_candidates
+from atoll.commands.options import config_option, json_option, read_catalog
+from atoll.commands.output import echo_json
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  atoll models
+  atoll models --json | jq -r '.[] | select(.is_routable) | .name'
+"""
+)
+@config_option
+@json_option
+def models(config_path: Path | None, as_json: bool) -> None:
+    """List what can be asked for, with prices. Needs no running gateway."""
+    _, catalog = read_catalog(config_path)
+    if as_json:
+        echo_json([candidate_facts(catalog, candidate) for candidate in catalog.candidates.values()])
+    else:
+        echo_candidates(catalog)

@@ -44,12 +44,11 @@ class ConfigError(AtollError):
 
 
 class MissingExtraError(AtollError):
-    """An optional part is needed and not installed."""
+    """An optional part is needed and not installed. `command` is what installs it, if not the extra alone."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(
-            f"{what} needs the optional part {extra!r}, which is not installed. Run: pip install 'atoll[{extra}]'"
-        )
+    def __init__(self, what: str, extra: str, *, command: str | None = None) -> None:
+        run = f"pip install 'atoll[{extra}]'" + (f" && {command}" if command else "")
+        super().__init__(f"{what} needs the optional part {extra!r}, which is not installed. Run: {run}")
         self.extra = extra
 
 

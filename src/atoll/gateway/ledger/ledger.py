@@ -51,6 +51,7 @@ class Ledger:
         self._encoder = RowEncoder(settings)
         self._max_queued_bytes = max_queued_bytes
         self._writer: Writer | None = None
+        self._last_stats = WriterStats()
         self._reader = Reader(self._database)
 
     @property
@@ -63,7 +64,8 @@ class Ledger:
         return self.stats().queued
 
     def stats(self) -> WriterStats:
-        return self._writer.stats if self._writer is not None else WriterStats()
+        """Since the start; still told after the end."""
+        return self._writer.stats if self._writer is not None else self._last_stats
 
     async def start(self) -> None:
         """Raises DataError when the folder or the database cannot be used; the message says what to do."""
@@ -136,6 +138,7 @@ class Ledger:
             _log.error(
                 "the ledger could not be closed in %.0f s: %d rows are lost", _CLOSE_TIMEOUT_S, writer.stats.queued
             )
+        self._last_stats = writer.stats
         self._database.close()
 
     async def _put_feedback(

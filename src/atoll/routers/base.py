@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from atoll.types import Candidate, Outcome
+from atoll.errors import RouterError
+from atoll.routers.table import OutcomeTable
+from atoll.routers.utility import score_table
+from atoll.types import Candidate, Estimate, Outcome
 
 Floats = npt.NDArray[np.float64]
+Embeddings = Mapping[str, npt.NDArray[np.float32]]
+"""Unit vectors of shape (d,) by prompt id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Predictions for a batch of prompts, each array of shape (n_prompts, n_candidates), columns as in `candidates_`."""
+    """Predictions for a batch of prompts: arrays of shape (n_prompts, n_candidates), columns as in `candidates_`."""
 
     quality: Floats
     """In [0, 1]."""
@@ -27,12 +32,28 @@ class Estimates:
     cost_usd: Floats
     """Of one call: input price x prompt tokens + output price x predicted output tokens."""
 
+    def row(self, index: int, candidates: Sequence[Candidate]) -> tuple[Estimate, ...]:
+        """One prompt's predictions as plain objects, for `decide`."""
+        return tuple(
+            map(
+                Estimate,
+                [candidate.name for candidate in candidates],
+                self.quality[index].tolist(),
+                self.quality_std[index].tolist(),
+                self.output_tokens[index].tolist(),
+                self.cost_usd[index].tolist(),
+            )
+        )
+
 
 class Router(ABC):
     """Learns from outcomes which candidate answers which prompt how well, in the manner of scikit-learn.
 
     `__init__` only stores hyper-parameters, `fit` returns self, learned attributes end in `_`, randomness comes from a
     `seed`. Prompts are seen as embeddings of one space (`space_`); `fit` takes them beside the outcomes.
+
+    `update` may run in one thread while others call `estimate`; no other method may run beside them.
+    `checks.py` holds the list of checks that every router passes.
     """
 
     name: ClassVar[str]
@@ -42,19 +63,24 @@ class Router(ABC):
     space_: str
     candidates_: tuple[Candidate, ...]
 
-    @abstractmethod
     def fit(
         self,
         outcomes: Sequence[Outcome],
-        embeddings: dict[str, npt.NDArray[np.float32]],
+        embeddings: Embeddings,
         candidates: Sequence[Candidate],
         *,
         space: str,
     ) -> Self:
         """Learn from scratch. `embeddings` maps each outcome's prompt id to its vector."""
+        table = OutcomeTable.from_outcomes(outcomes, embeddings, [candidate.name for candidate in candidates])
+        return self.fit_table(table, candidates, space=space)
 
     @abstractmethod
-    def update(self, outcomes: Sequence[Outcome], embeddings: dict[str, npt.NDArray[np.float32]]) -> Self:
+    def fit_table(self, table: OutcomeTable, candidates: Sequence[Candidate], *, space: str) -> Self:
+        """Learn from scratch. The columns of `table` are `candidates`. DataError for an empty table."""
+
+    @abstractmethod
+    def update(self, outcomes: Sequence[Outcome], embeddings: Embeddings) -> Self:
         """Learn online from further outcomes, one or many; raises RouterError for a candidate it does not know."""
 
     @abstractmethod
@@ -62,19 +88,72 @@ class Router(ABC):
         self,
         candidate: Candidate,
         outcomes: Sequence[Outcome] = (),
-        embeddings: dict[str, npt.NDArray[np.float32]] | None = None,
+        embeddings: Embeddings | None = None,
     ) -> Self:
-        """Admit a new model, knowing as little as `outcomes`, without refitting the others."""
+        """Admit a new model, knowing as little as `outcomes`, without refitting the others.
+
+        Raises RouterError when there is a candidate of that name already.
+        """
 
     @abstractmethod
-    def estimate(self, embeddings: npt.NDArray[np.float32], prompt_tokens: npt.NDArray[np.int64]) -> Estimates:
-        """Predict for unit vectors of shape (n_prompts, d) and prompt lengths of shape (n_prompts,)."""
+    def set_candidates(self, candidates: Sequence[Candidate]) -> Self:
+        """Answer for exactly this pool from now on, columns in this order, with these prices.
+
+        Candidates are found by name or alias among what the router has learned (`names.py`); others start as
+        `add_candidate` would have it. What was learned about models outside the pool is kept.
+        """
+
+    @abstractmethod
+    def estimate(
+        self, embeddings: npt.NDArray[np.float32], prompt_tokens: npt.NDArray[np.int64], *, space: str | None = None
+    ) -> Estimates:
+        """Predict for unit vectors of shape (n_prompts, d) and prompt lengths of shape (n_prompts,).
+
+        `space` is where the vectors lie, None for `space_`. Raises RouterError for a space or a dimension that the
+        router was not fitted in.
+        """
+
+    def estimate_one(
+        self, embedding: npt.NDArray[np.float32], prompt_tokens: int, *, space: str | None = None
+    ) -> tuple[Estimate, ...]:
+        """`estimate` for one vector of shape (d,)."""
+        batch = self.estimate(embedding[None], np.array([prompt_tokens], dtype=np.int64), space=space)
+        return batch.row(0, self.candidates_)
+
+    def score(
+        self, embeddings: npt.NDArray[np.float32], prompt_tokens: npt.NDArray[np.int64], preference: float
+    ) -> Floats:
+        """What candidates are ranked by, of shape (n_prompts, n_candidates), for a preference in [0, 1].
+
+        By default quality against normalised cost (`utility.py`); policy routers, which rank without estimating,
+        override it.
+        """
+        estimates = self.estimate(embeddings, prompt_tokens)
+        return score_table(estimates.quality, estimates.cost_usd, preference)
+
+    @property
+    def spaces(self) -> tuple[str, ...]:
+        """Every space whose vectors `estimate` and `update` take; the first is `space_`."""
+        return (self.space_,)
 
     @abstractmethod
     def save(self, path: Path) -> None:
-        """Write a folder with safetensors and JSON; never pickle."""
+        """Write a folder with safetensors and JSON; never pickle. A folder that stands there is replaced as a whole."""
 
     @classmethod
     @abstractmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote; raises DataError for anything else."""
+
+    def summary(self) -> dict[str, Any]:
+        """What was learned in a few numbers, for people and JSON."""
+        return {"router": self.name, "version": self.version, "space": self.space_, "candidates": len(self.candidates_)}
+
+    def _check_space(self, embeddings: npt.NDArray[np.float32], dimension: int, space: str | None) -> None:
+        if space is not None and space not in self.spaces:
+            raise RouterError(
+                f"this {self.name} router knows vectors of {', '.join(self.spaces)}, not of {space!r}. Use the "
+                "embedder that it was fitted with, or fit it again with this one"
+            )
+        if embeddings.ndim != 2 or embeddings.shape[1] != dimension:
+            raise RouterError(f"expected vectors of shape (n, {dimension}), found {embeddings.shape}")

@@ -13,7 +13,7 @@ import click
 
 from atoll.commands.chat import Answered, AskFailed, Gateway, GatewayUnreachable
 from atoll.commands.options import config_file, config_option, json_option, read_settings
-from atoll.commands.output import NOTHING, echo_json, one_line, terminal_safe, usd
+from atoll.commands.output import NOTHING, echo_json, one_line, terminal_safe, usd, write
 
 DEFAULT_URL: Final = "http://127.0.0.1:8700/v1"
 _MAX_REASON_CHARS: Final = 200
@@ -85,7 +85,7 @@ def _answer(
     body: dict[str, Any], answered: Answered, url: str | None, api_key: str | None, config_path: Path | None
 ) -> Iterator[Iterator[str]]:
     """The answer's texts, from the gateway that was named, the one that runs, or one of our own."""
-    texts = Gateway(url or DEFAULT_URL, api_key).chat(body, answered)
+    texts = Gateway(DEFAULT_URL if url is None else url, api_key).chat(body, answered)
     try:
         first = next(texts, "")
     except GatewayUnreachable:
@@ -116,7 +116,7 @@ def _echo_answer(texts: Iterator[str], answered: Answered) -> None:
     last = ""
     try:
         for text in texts:
-            click.echo(terminal_safe(text) if is_terminal else text, nl=False)
+            write(terminal_safe(text) if is_terminal else text)
             last = text or last
     finally:
         # An error, and whatever the shell prints, begins a line of its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,6 +24,12 @@ def terminal_safe(text: str) -> str:
 def one_line(text: str, max_chars: int) -> str:
     flat = terminal_safe(" ".join(text.split()))
     return flat if len(flat) <= max_chars else flat[: max_chars - 1] + "…"
+
+
+def write(text: str) -> None:
+    """Text as it is, at once; what the terminal's encoding lacks becomes `?`."""
+    sys.stdout.buffer.write(text.encode(sys.stdout.encoding, "replace"))
+    sys.stdout.buffer.flush()
 
 
 def echo_json(data: Any) -> None:

@@ -63,6 +63,7 @@ async def test_rows_of_a_locked_database_wait_on_disk_and_follow(
         assert ledger.queue_depth == 0
         ledger.record(make_row("req_later"))
         await until(lambda: len(spilled(tmp_path)) == 101)
+        await until(lambda: ledger.stats().failures > 4)
     await until(lambda: ledger.stats().written == 101)
     records = ledger.reader.tail(200)
     assert {record.request_id for record in records} == {f"req_{n:06d}" for n in range(100)} | {"req_later"}
@@ -83,6 +84,31 @@ async def test_feedback_for_a_locked_database_says_when_to_come_back(
     assert caught.value.http_status == 503
     assert caught.value.retry_after_s
     assert await ledger.add_feedback("req_1", 1.0) is not None
+
+
+async def test_feedback_waits_for_another_process_that_is_writing(
+    tmp_path: Path, ledger: Ledger, make_row: RowMaker
+) -> None:
+    ledger.record(make_row("req_1"))
+    await ledger.flush()
+    with locked(tmp_path):
+        asked = asyncio.create_task(ledger.add_feedback("req_1", 1.0))
+        await until(lambda: ledger.stats().is_down)
+    assert await asked is not None
+
+
+async def test_feedback_during_an_outage_does_not_hold_up_the_rows(
+    tmp_path: Path, ledger: Ledger, make_row: RowMaker
+) -> None:
+    with locked(tmp_path):
+        ledger.record(make_row("req_1"))
+        await ledger.flush()
+        answers = await asyncio.gather(*(ledger.add_feedback("req_1", 1.0) for _ in range(50)), return_exceptions=True)
+        assert {type(answer) for answer in answers} == {Unavailable}
+        ledger.record(make_row("req_2"))
+        await ledger.flush()
+        assert spilled(tmp_path) == ["req_1", "req_2"]
+    await until(lambda: ledger.stats().written == 2)
 
 
 def test_closing_while_locked_leaves_the_rows_for_the_next_start(

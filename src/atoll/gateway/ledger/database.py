@@ -22,8 +22,8 @@ DATABASE_NAME: Final = "ledger.sqlite3"
 _LOCK_NAME: Final = "ledger.lock"
 _START_WAIT_S: Final = 30.0
 """For another process that is setting the tables up."""
-_WRITE_WAIT_S: Final = 0.25
-"""For another process that is writing: then rows go to the spill file, where a crash cannot take them."""
+_WRITE_WAIT_S: Final = 0.04
+"""For another process that is writing. After that rows go to the spill file, where being killed cannot take them."""
 _READ_WAIT_S: Final = 5.0
 _QUICK_CHECK_BYTES: Final = 64_000_000
 """Files up to this size are checked whole at start; that takes well under a second."""

@@ -25,8 +25,9 @@ _log = logging.getLogger(__name__)
 MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 _CLOSE_TIMEOUT_S: Final = 10.0
 _FEEDBACK_TIMEOUT_S: Final = 10.0
-_OTHER_WORKERS_S: Final = 0.25
-"""How long feedback waits for the row of a request that another worker has just served, beyond its flush interval."""
+_PATIENCE_S: Final = 0.25
+"""How long feedback waits, beyond the flush interval, for the row of a request that another worker has just served, and
+for other processes that are writing."""
 _RETRY_AFTER_S: Final = 5.0
 
 
@@ -94,7 +95,7 @@ class Ledger:
     async def flush(self) -> None:
         """Return when the rows recorded until now are in the database, or wait on disk beside it."""
         if self._writer is not None:
-            await asyncio.wrap_future(self._writer.submit(lambda _: None))
+            await asyncio.wrap_future(self._writer.drained())
 
     async def get(self, request_id: str) -> LedgerRecord | None:
         """A request with its feedback, even when it has only just been recorded.
@@ -117,11 +118,17 @@ class Ledger:
         if self._writer is None:
             return None
         text = clean_text(comment, self._settings.max_text_chars) if comment is not None else None
-        deadline = time.monotonic() + self._settings.flush_interval_s + _OTHER_WORKERS_S
+        deadline = time.monotonic() + self._settings.flush_interval_s + _PATIENCE_S
         while True:
-            record = await self._put_feedback(self._writer, request_id, score, text)
-            if record is not None or time.monotonic() >= deadline:
-                return record
+            is_last = time.monotonic() >= deadline
+            try:
+                record = await self._put_feedback(self._writer, request_id, score, text)
+            except (SQLAlchemyError, DataError, TimeoutError) as error:
+                if is_last:
+                    raise self._unavailable() from error
+            else:
+                if record is not None or is_last:
+                    return record
             await asyncio.sleep(self._settings.flush_interval_s)
 
     async def close(self) -> None:
@@ -144,13 +151,10 @@ class Ledger:
     async def _put_feedback(
         self, writer: Writer, request_id: str, score: float, comment: str | None
     ) -> LedgerRecord | None:
-        try:
-            async with asyncio.timeout(_FEEDBACK_TIMEOUT_S):
-                return await asyncio.wrap_future(
-                    writer.submit(lambda store: store.put_feedback(request_id, score, comment))
-                )
-        except (SQLAlchemyError, DataError, TimeoutError) as error:
-            raise self._unavailable() from error
+        async with asyncio.timeout(_FEEDBACK_TIMEOUT_S):
+            return await asyncio.wrap_future(
+                writer.submit(lambda store: store.put_feedback(request_id, score, comment))
+            )
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(

@@ -16,8 +16,6 @@ from atoll.gateway.ledger.encode import Values, from_json_line, to_json_line
 _PATTERN: Final = "ledger.spill-*.jsonl"
 MAX_SPILL_BYTES: Final = 4_000_000_000
 """A database that is down for days must not fill the disk."""
-
-
 _READ_BYTES: Final = 1_000_000
 
 

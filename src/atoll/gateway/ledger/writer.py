@@ -28,10 +28,13 @@ _T = TypeVar("_T")
 
 _ROWS_PER_TRANSACTION: Final = 500
 """So that writers in other processes get their turn."""
-_MIN_RETRY_S: Final = 0.1
+_TOLD_FAILURES: Final = 3
+"""Fewer in a row are other processes that write at the same time, and no news."""
+_MIN_RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 5.0
 _ROW_WEIGHT_BYTES: Final = 1000
 """Of a row without its long texts."""
+_LIGHT_ERROR_CHARS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Writer:
         self._lock = threading.Lock()
         self._rows: list[LedgerRow] = []
         self._queued_bytes = 0
-        self._tasks: list[tuple[Callable[[Store], Any], Future[Any]]] = []
+        self._tasks: list[tuple[Callable[[Store], Any] | None, Future[Any]]] = []
         self._encoded: list[Values] = []
         """Rows that neither the database nor the spill file would take."""
         self._wake = threading.Event()
@@ -73,6 +76,7 @@ class Writer:
         self._is_closing = False
         self._spill: SpillFile | None = None
         self._orphans: list[SpillFile] = []
+        self._failures_in_a_row = 0
         self._retry_at = 0.0
         self._retry_s = _MIN_RETRY_S
         self._spill_retry_at = 0.0
@@ -102,7 +106,7 @@ class Writer:
                 if self._queued_bytes + weight > 2 * self._max_queued_bytes:
                     self._count(lost=1)
                     return
-                row.prompt_json = row.answer_text = row.error_message = row.decision_json = None
+                _lighten(row)
                 self._count(without_content=1)
             self._rows.append(row)
             self._queued_bytes += weight
@@ -110,8 +114,18 @@ class Writer:
             self._wake.set()
 
     def submit(self, task: Callable[[Store], _T]) -> Future[_T]:
-        """Run `task` in the writer's thread, after the rows that were added before it."""
-        future: Future[_T] = Future()
+        """Run `task` in the writer's thread, after the rows that were added before it.
+
+        Fails with DataError, at once, while the database is known not to answer.
+        """
+        return self._queue(task)
+
+    def drained(self) -> Future[None]:
+        """Done when the rows that were added before are in the database or on disk beside it."""
+        return self._queue(None)
+
+    def _queue(self, task: Callable[[Store], Any] | None) -> Future[Any]:
+        future: Future[Any] = Future()
         with self._lock:
             if self._is_closing:
                 future.set_exception(DataError("The ledger is closed"))
@@ -141,11 +155,7 @@ class Writer:
             is_last = self._is_closing
             if is_last:
                 self._retry_at = self._spill_retry_at = 0.0
-            try:
-                self._turn()
-            except Exception:
-                # A thread that dies would lose every later row without a word.
-                _log.exception("the ledger's writer made a mistake and goes on")
+            self._turn()
             if is_last:
                 self._end()
                 return
@@ -165,19 +175,35 @@ class Writer:
         del rows
         try:
             for start in range(0, len(encoded), _ROWS_PER_TRANSACTION):
-                self._write(encoded[start : start + _ROWS_PER_TRANSACTION])
+                self._write_guarded(encoded[start : start + _ROWS_PER_TRANSACTION])
             self._recover_some()
         finally:
             for task, future in tasks:
                 self._do(task, future)
 
-    def _do(self, task: Callable[[Store], Any], future: Future[Any]) -> None:
+    def _do(self, task: Callable[[Store], Any] | None, future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
+        if task is None:
+            future.set_result(None)
+        elif time.monotonic() < self._retry_at:
+            # Each attempt may take seconds, in which no row would be put aside.
+            future.set_exception(DataError("The ledger's database does not answer"))
+        else:
+            try:
+                future.set_result(task(self._store))
+            except Exception as error:
+                if isinstance(error, SQLAlchemyError):
+                    self._failed(error)
+                future.set_exception(error)
+
+    def _write_guarded(self, rows: list[Values]) -> None:
         try:
-            future.set_result(task(self._store))
-        except Exception as error:
-            future.set_exception(error)
+            self._write(rows)
+        except Exception:
+            # A thread that dies would lose every later row without a word.
+            _log.exception("the ledger's writer made a mistake, lost %d rows and goes on", len(rows))
+            self._count(lost=len(rows))
 
     def _write(self, rows: list[Values]) -> None:
         """To the database, else to the spill file, else back into memory."""
@@ -207,17 +233,19 @@ class Writer:
         try:
             self._database.reopen_if_replaced()
             inserted = self._store.insert(rows)
-        except (SQLAlchemyError, DataError) as error:
+        except (SQLAlchemyError, DataError, OSError) as error:
             self._failed(error)
             return False
-        if self._stats.is_down:
+        if self._failures_in_a_row >= _TOLD_FAILURES:
             _log.warning("the ledger can be written again")
+        self._failures_in_a_row = 0
         self._retry_s = _MIN_RETRY_S
         self._count(written=inserted.written, lost=inserted.refused, is_down=False)
         return True
 
     def _failed(self, error: Exception) -> None:
-        if not self._stats.is_down:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row == _TOLD_FAILURES:
             _log.error(
                 "the ledger %s cannot be written (%s); requests go on, and their rows wait in %s",
                 self._database.where,
@@ -252,7 +280,7 @@ class Writer:
     def _recover(self, spill: SpillFile) -> bool:
         try:
             peek = spill.peek()
-            if not self._insert(peek.rows):
+            if peek.rows and not self._insert(peek.rows):
                 return False
             spill.taken(peek.read_to)
         except OSError as error:
@@ -282,3 +310,9 @@ def _weight_bytes(row: LedgerRow) -> int:
     """About what a row holds in memory."""
     texts = (row.prompt_json, row.answer_text, row.error_message, row.decision_json)
     return _ROW_WEIGHT_BYTES + sum(len(text) for text in texts if text)
+
+
+def _lighten(row: LedgerRow) -> None:
+    """Leave out what is long and not needed for the books."""
+    row.prompt_json = row.answer_text = row.decision_json = None
+    row.error_message = row.error_message[:_LIGHT_ERROR_CHARS] if row.error_message else None

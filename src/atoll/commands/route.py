@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 from atoll.commands.options import config_option, json_option, read_catalog
 from atoll.commands.output import NOTHING, echo_json, echo_table, number, one_line, terminal_safe, usd
 from atoll.commands.prompts import Body, body_of, read_prompts
+from atoll.errors import RequestError
 
 if TYPE_CHECKING:
     from atoll.config import Settings
@@ -76,11 +78,13 @@ def route(
     if system:
         bodies = [{**body, "messages": [{"role": "system", "content": system}, *body["messages"]]} for body in bodies]
     wanted = preferences or (settings.routing.default_preference,)
-    decisions = asyncio.run(_decide(settings, catalog, bodies, wanted, max_cost_usd))
+    # What went wrong stands in the reason.
+    logging.getLogger("atoll").setLevel(logging.ERROR)
+    answers = asyncio.run(_decide(settings, catalog, bodies, wanted, max_cost_usd))
     if prompt_file is None:
-        _echo_each(wanted, [of_one for (of_one,) in decisions], as_json=as_json)
+        _echo_each(wanted, [_decision(answer) for (answer,) in answers], as_json=as_json)
     else:
-        _echo_summaries([_summary(*pair) for pair in zip(wanted, decisions, strict=True)], as_json=as_json)
+        _echo_summaries([_summary(*pair) for pair in zip(wanted, answers, strict=True)], as_json=as_json)
 
 
 async def _decide(
@@ -89,19 +93,22 @@ async def _decide(
     bodies: Sequence[Body],
     preferences: Sequence[float],
     max_cost_usd: float | None,
-) -> list[list[Decision]]:
-    """For each preference, one decision a body."""
+) -> list[list[Decision | RequestError]]:
+    """For each preference, one decision a body; or why nobody may answer it."""
     import orjson
 
     from atoll.gateway.parse import Endpoint, parse_request
     from atoll.gateway.parts import open_request_router
     from atoll.gateway.routing import decision_body
 
-    async def one(body: Body, preference: float) -> Decision:
+    async def one(body: Body, preference: float) -> Decision | RequestError:
         extension = {"preference": preference} | ({} if max_cost_usd is None else {"max_cost_usd": max_cost_usd})
         raw = orjson.dumps({**body, "atoll": extension})
-        request = parse_request(Endpoint.ROUTE, raw, {}, settings.limits, settings.routing.default_preference)
-        return decision_body(await router.plan(request, None))
+        try:
+            request = parse_request(Endpoint.ROUTE, raw, {}, settings.limits, settings.routing.default_preference)
+            return decision_body(await router.plan(request, None))
+        except RequestError as error:
+            return error
 
     async with open_request_router(settings, catalog) as router:
         return [[await one(body, preference) for body in bodies] for preference in preferences]
@@ -142,10 +149,17 @@ def _row(name: str, estimate: dict[str, Any] | None, decision: Decision) -> list
             usd(estimate["cost_usd"]),
             number(estimate["score"], 4),
         ]
-    return [mark, one_line(name, _MAX_NAME_CHARS), *facts, one_line(f"cannot: {why_not}", 100) if why_not else ""]
+    return [mark, one_line(name, _MAX_NAME_CHARS), *facts, one_line(why_not["detail"], 100) if why_not else ""]
 
 
-def _summary(preference: float, decisions: Sequence[Decision]) -> dict[str, Any]:
+def _decision(answer: Decision | RequestError) -> Decision:
+    if isinstance(answer, RequestError):
+        raise answer
+    return answer
+
+
+def _summary(preference: float, answers: Sequence[Decision | RequestError]) -> dict[str, Any]:
+    decisions = [answer for answer in answers if not isinstance(answer, RequestError)]
     chosen = [
         estimate
         for decision in decisions
@@ -155,10 +169,11 @@ def _summary(preference: float, decisions: Sequence[Decision]) -> dict[str, Any]
     shares = Counter(decision["candidate"] for decision in decisions)
     return {
         "preference": preference,
-        "prompts": len(decisions),
+        "prompts": len(answers),
         "mean_cost_usd": fmean(estimate["cost_usd"] for estimate in chosen) if chosen else None,
         "mean_quality": fmean(estimate["quality"] for estimate in chosen) if chosen else None,
         "fallbacks": sum(decision["is_fallback"] for decision in decisions),
+        "refused": len(answers) - len(decisions),
         "shares": {name: count / len(decisions) for name, count in shares.most_common()},
     }
 
@@ -188,3 +203,5 @@ def _echo_summaries(summaries: Sequence[dict[str, Any]], *, as_json: bool) -> No
                 f"\nRouting failed for {summary['fallbacks']} prompts at preference {summary['preference']:g}: "
                 "the default candidate would answer them. `atoll route PROMPT` shows why."
             )
+        if summary["refused"]:
+            click.echo(f"\nNobody may answer {summary['refused']} prompts at preference {summary['preference']:g}.")

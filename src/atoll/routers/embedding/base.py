@@ -14,8 +14,8 @@ Vectors = npt.NDArray[np.float32]
 class Embedder(ABC):
     """Embeds texts. Thread-safe, deterministic, never fails on odd text (an empty text has a fixed unit vector).
 
-    `space` names the vector space and its version, such as `static-256-v1` or `minilm-384-v1`: vectors of different spaces
-    must never meet, so routers store the space they were fitted in and refuse another.
+    `space` names the vector space and its version, such as `static-256-v1` or `minilm-384-v1`: vectors of different
+    spaces must never meet, so routers store the space they were fitted in and refuse another.
     """
 
     space: str

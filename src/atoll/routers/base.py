@@ -58,10 +58,13 @@ class Router(ABC):
 
     name: ClassVar[str]
     """The registry's key: `knn`."""
-    version: str
-    """Changes whenever what was learned changes; stored with every decision."""
     space_: str
     candidates_: tuple[Candidate, ...]
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """Changes whenever what was learned changes; stored with every decision."""
 
     def fit(
         self,

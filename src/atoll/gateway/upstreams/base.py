@@ -28,8 +28,8 @@ class UpstreamResponse(ABC):
     """An answer that has begun: the status line and the headers are here, the body may not be.
 
     Exactly one of `read` and `chunks` is used, then `close`. `close` is idempotent, never raises and must be called in
-    every case: it returns the connection to the pool after a whole body, and aborts the upstream call otherwise, so that an
-    upstream stops working at once when nobody listens any more.
+    every case: it returns the connection to the pool after a whole body, and aborts the upstream call otherwise, so
+    that an upstream stops working at once when nobody listens any more.
     """
 
     status: int
@@ -38,14 +38,14 @@ class UpstreamResponse(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """The whole body. Raises UpstreamTimeout, UpstreamUnreachable or UpstreamMalformed (body over the size limit)."""
+        """The whole body. Raises UpstreamTimeout, UpstreamUnreachable or UpstreamMalformed (over the size limit)."""
 
     @abstractmethod
     def chunks(self) -> AsyncIterator[bytes]:
         """Bytes of a `text/event-stream` body as they arrive, cut anywhere.
 
-        Ends when the upstream ends the body properly. Raises UpstreamTimeout (idle or total) or UpstreamUnreachable (the
-        connection was lost before the body's end).
+        Ends when the upstream ends the body properly. Raises UpstreamTimeout (idle or total) or UpstreamUnreachable
+        (the connection was lost before the body's end).
         """
 
     @abstractmethod
@@ -56,8 +56,8 @@ class UpstreamResponse(ABC):
 class Upstream(ABC):
     """Somewhere that answers OpenAI-shaped requests. One instance serves all requests of a process, concurrently.
 
-    Whatever an upstream speaks on its own wire, it takes and gives OpenAI's: `send` of a translated provider yields OpenAI
-    chunks as server-sent events.
+    Whatever an upstream speaks on its own wire, it takes and gives OpenAI's: `send` of a translated provider yields
+    OpenAI chunks as server-sent events.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Upstream(ABC):
         """Make one attempt, without retries, and return when the answer's head is here.
 
         An error status of the upstream is an answer like any other (the pipeline decides whether to try elsewhere).
-        Raises UpstreamTimeout (connect or first byte), UpstreamUnreachable, UpstreamMalformed. Cancelling the awaiting task
-        aborts the call.
+        Raises UpstreamTimeout (connect or first byte), UpstreamUnreachable, UpstreamMalformed. Cancelling the awaiting
+        task aborts the call.
         """
 
     @abstractmethod

@@ -1,0 +1,203 @@
+"""Every other provider, through the `litellm` library, which owns their wire formats.
+
+The library is told to do nothing but translate: no retries, no fallbacks, no call-backs, no telemetry, no price table
+from the network. Of a request's fields it gets OpenAI's own and a few of the providers' by name; anything else travels
+in `extra_body`, since many of the library's own parameters could send a request elsewhere or read a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+import orjson
+
+from atoll.config import LiteLLMUpstream, Timeouts
+from atoll.errors import UpstreamTimeout, UpstreamUnreachable
+from atoll.gateway.upstreams.base import Upstream, UpstreamRequest, UpstreamResponse
+from atoll.gateway.upstreams.whole import DONE, MadeResponse, event, refusal
+from atoll.types import Candidate
+
+# fmt: off
+_OPENAI_FIELDS: Final = frozenset((
+    "audio", "best_of", "dimensions", "echo", "encoding_format", "frequency_penalty", "function_call", "functions",
+    "input", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages", "modalities", "n",
+    "parallel_tool_calls", "prediction", "presence_penalty", "prompt", "reasoning_effort", "response_format",
+    "seed", "service_tier", "stop", "stream_options", "suffix", "temperature", "tool_choice", "tools",
+    "top_logprobs", "top_p", "user", "verbosity", "web_search_options",
+))
+# fmt: on
+_PROVIDER_FIELDS: Final = frozenset(["thinking", "top_k", "safety_settings", "cachedContent", "context_management"])
+_LONGEST_CHAIN: Final = 12
+_HANDLED_FIELDS: Final = frozenset({"model", "stream"})
+_KEPT_HEADERS: Final = ("retry-after", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
+_FUNCTIONS: Final = {
+    "/chat/completions": "acompletion",
+    "/completions": "atext_completion",
+    "/embeddings": "aembedding",
+}
+
+
+class LiteLLM(Upstream):
+    """One provider."""
+
+    def __init__(self, name: str, settings: LiteLLMUpstream) -> None:
+        self.name = name
+        self._settings = settings
+        self._library: ModuleType | None = None
+
+    async def start(self) -> None:
+        # Importing takes seconds: better now than within the first request.
+        self._library = await asyncio.to_thread(_import_library)
+
+    async def send(self, request: UpstreamRequest, candidate: Candidate) -> UpstreamResponse:
+        assert self._library is not None, "start() comes first"
+        function = _FUNCTIONS.get(request.path)
+        if function is None:
+            return refusal(404, f"The upstream {self.name!r} does not serve {request.path}")
+        arguments = self._arguments(orjson.loads(request.body), request, candidate)
+        timeouts = request.timeouts
+        ends_at = asyncio.get_running_loop().time() + timeouts.total_s
+        try:
+            async with asyncio.timeout(min(timeouts.first_byte_s, timeouts.total_s)):
+                answer = await getattr(self._library, function)(**arguments)
+        except TimeoutError:
+            raise self._timeout("first_byte_s", timeouts, "did not begin to answer") from None
+        except Exception as error:
+            return self._refusal(error)
+        if not request.is_streaming:
+            return MadeResponse(200, body=orjson.dumps(_plain(answer)))
+        stream = self._stream(answer, timeouts, ends_at)
+        return MadeResponse(200, stream=stream, on_close=lambda: _close(stream, answer))
+
+    async def is_ready(self) -> bool:
+        return self._library is not None
+
+    async def close(self) -> None:
+        if self._library is not None:
+            close_clients = getattr(self._library, "close_litellm_async_clients", None)
+            if close_clients is not None:
+                await close_clients()
+
+    def _arguments(self, body: dict[str, Any], request: UpstreamRequest, candidate: Candidate) -> dict[str, Any]:
+        settings = self._settings
+        known = _OPENAI_FIELDS | _PROVIDER_FIELDS
+        arguments = {name: value for name, value in body.items() if name in known}
+        others = {name: value for name, value in body.items() if name not in known | _HANDLED_FIELDS}
+        if others:
+            arguments["extra_body"] = others
+        if request.is_streaming:
+            arguments["stream"] = True
+        arguments |= {
+            "model": f"{settings.provider}/{candidate.model}",
+            "timeout": request.timeouts.total_s,
+            "num_retries": 0,
+            "max_retries": 0,
+        }
+        if settings.api_key is not None:
+            arguments["api_key"] = settings.api_key.get_secret_value()
+        if settings.base_url is not None:
+            arguments["api_base"] = settings.base_url
+        return arguments
+
+    async def _stream(self, answer: Any, timeouts: Timeouts, ends_at: float) -> AsyncIterator[bytes]:
+        """The library's chunks as OpenAI's events, with a limit to the time between two."""
+        loop = asyncio.get_running_loop()
+        chunks = aiter(answer)
+        limit_s, limit = timeouts.first_byte_s, "first_byte_s"
+        while True:
+            left_s = ends_at - loop.time()
+            try:
+                async with asyncio.timeout(min(limit_s, left_s)):
+                    chunk = await anext(chunks, None)
+            except TimeoutError:
+                if left_s <= limit_s:
+                    raise self._timeout("total_s", timeouts, "did not finish its answer") from None
+                raise self._timeout(limit, timeouts, "fell silent") from None
+            except Exception as error:
+                # The answer has begun: whatever the library says, there is nobody else to ask now.
+                yield event(orjson.loads(await self._refusal(error).read()))
+                return
+            if chunk is None:
+                break
+            yield event(_plain(chunk))
+            limit_s, limit = timeouts.idle_s, "idle_s"
+        yield DONE
+
+    def _refusal(self, error: Exception) -> MadeResponse:
+        """An answer for the library's exception. Raises UpstreamUnreachable or UpstreamTimeout where there was none."""
+        assert self._library is not None
+        status = getattr(error, "status_code", None)
+        message = str(getattr(error, "message", None) or error)
+        if isinstance(error, self._library.Timeout):
+            raise UpstreamTimeout(f"The upstream {self.name!r} did not answer in time") from None
+        is_refusal = isinstance(status, int) and status >= 400
+        if not is_refusal or isinstance(error, self._library.APIConnectionError) or _lost_its_connection(error):
+            raise UpstreamUnreachable(
+                f"The upstream {self.name!r} cannot be reached or broke off: {message[:300]}"
+            ) from None
+        code = "context_length_exceeded" if isinstance(error, self._library.ContextWindowExceededError) else None
+        return refusal(int(status or 502), message, code=code, headers=_kept_headers(error))
+
+    def _timeout(self, limit: str, timeouts: Timeouts, what: str) -> UpstreamTimeout:
+        return UpstreamTimeout(
+            f"The upstream {self.name!r} {what} within {getattr(timeouts, limit):g} s "
+            f"(upstreams.{self.name}.timeouts.{limit})"
+        )
+
+
+def _import_library() -> ModuleType:
+    """litellm, told to keep to itself."""
+    if "litellm" not in sys.modules:
+        # Read at import: without it the library fetches its price table from the network.
+        os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+        os.environ.setdefault("LITELLM_LOG", "ERROR")
+    import litellm
+
+    litellm.telemetry = False
+    litellm.num_retries = 0
+    litellm.suppress_debug_info = True
+    litellm.drop_params = False
+    litellm.turn_off_message_logging = True
+    return litellm  # type: ignore[no-any-return]
+
+
+def _plain(answer: Any) -> dict[str, Any]:
+    """The library's object as OpenAI's JSON."""
+    data = answer if isinstance(answer, dict) else answer.model_dump(mode="json", exclude_none=False)
+    return {name: value for name, value in data.items() if value is not None or name in ("usage", "choices")}
+
+
+def _lost_its_connection(error: BaseException) -> bool:
+    """The library reports a lost connection as a 500 of the provider; what it came from tells them apart."""
+    cause: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if isinstance(cause, OSError):
+            return True
+        if cause is None:
+            return False
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _kept_headers(error: Exception) -> Mapping[str, str]:
+    response = getattr(error, "response", None)
+    headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
+    return {name: str(headers[name]) for name in _KEPT_HEADERS if name in headers}
+
+
+async def _close(stream: AsyncIterator[bytes], answer: Any) -> None:
+    """End the provider's call, wherever it is."""
+    await stream.aclose()  # type: ignore[attr-defined]
+    for holder in (answer, getattr(answer, "completion_stream", None)):
+        close = getattr(holder, "aclose", None)
+        if close is not None:
+            try:
+                await close()
+            except Exception:  # noqa: S112 - what cannot be closed any more is closed
+                continue
+            return

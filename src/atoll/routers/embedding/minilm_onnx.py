@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import load_file
 
 from atoll.errors import ConfigError, MissingExtraError
@@ -36,8 +37,13 @@ class OnnxBackend(Backend):
         self._session = _session(_int8_file(folder, cache_dir or DEFAULT_CACHE.expanduser()), threads)
 
     def sentence_vectors(self, ids: Tokens, mask: Tokens) -> Vectors:
-        vectors: Vectors = self._session.run(None, {"ids": ids, "mask": mask})[0]
-        return vectors
+        # One text at a time: activations are rounded by the range of the whole input, so a batch would make a text's
+        # vector depend on its neighbours; and batches are no faster here.
+        rows = [
+            self._session.run(None, {"ids": ids[row : row + 1, :length], "mask": mask[row : row + 1, :length]})[0]
+            for row, length in enumerate(mask.sum(axis=1))
+        ]
+        return np.concatenate(rows)
 
 
 def _session(file: Path, threads: int | None) -> Any:
@@ -74,6 +80,9 @@ def _write_int8(folder: Path, scratch: Path) -> Path:
     from atoll.routers.embedding.bert_onnx import sentence_vector_graph
 
     full, rounded = scratch / "float32.onnx", scratch / "int8.onnx"
-    onnx.save(sentence_vector_graph(BertConfig.read(folder), load_file(folder / "model.safetensors")), full)
+    model = sentence_vector_graph(BertConfig.read(folder), load_file(folder / "model.safetensors"))
+    # Without this mark onnxruntime warns that the graph was not simplified first, which ours needs not.
+    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    onnx.save(model, full)
     quantize_dynamic(full, rounded, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8)
     return rounded

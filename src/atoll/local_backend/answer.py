@@ -20,42 +20,43 @@ class Answer:
         self._matcher = StopMatcher(stop)
         self._decoded_chars = 0
         self._given_chars = 0
-        self._pending: deque[tuple[int, int, TokenLogprob]] = deque()
-        """(first character, end, token) of tokens whose text was not given out yet; only with log-probabilities."""
+        self._unfinished: list[TokenLogprob] = []
+        """Tokens whose character is not whole yet; only with log-probabilities, as `_pending`."""
+        self._pending: deque[tuple[int, TokenLogprob]] = deque()
+        """(place of its first character, token) of tokens whose text was not given out yet."""
 
     def push(self, drawn: Drawn) -> tuple[str, tuple[TokenLogprob, ...], bool]:
         """Add a token; returns the text and the tokens to give out now, and whether a stop string was found."""
         text = self._decoder.push(drawn.token_id)
-        first = self._decoded_chars
-        self._decoded_chars += len(text)
         if drawn.logprob is not None:
-            self._pending.append((first, self._decoded_chars, token_logprob(self._codec, drawn)))
-        given, is_stopped = self._matcher.push(text)
-        self._given_chars += len(given)
-        return given, self._released(is_final=is_stopped), is_stopped
+            self._unfinished.append(token_logprob(self._codec, drawn))
+        given, is_stopped = self._give(text)
+        return given, self._released(), is_stopped
 
     def flush(self) -> tuple[str, tuple[TokenLogprob, ...]]:
         """The answer ends without a stop string: what was held back, and a cut character as U+FFFD."""
-        rest = self._decoder.flush()
-        self._decoded_chars += len(rest)
-        given, is_stopped = self._matcher.push(rest)
-        text = given if is_stopped else given + self._matcher.flush()
-        self._given_chars += len(text)
-        released = self._released(is_final=is_stopped)
-        if not is_stopped:
-            released += tuple(token for _, _, token in self._pending)
-        return text, released
+        given, is_stopped = self._give(self._decoder.flush())
+        if is_stopped:  # by the U+FFFD, of all things
+            return given, self._released()
+        rest = self._matcher.flush()
+        tokens = [token for _, token in self._pending]
+        return given + rest, (*tokens, *self._unfinished)
 
-    def _released(self, *, is_final: bool) -> tuple[TokenLogprob, ...]:
-        """Tokens whose text has begun to go out. At the end, one without text before the border goes with its text."""
+    def _give(self, text: str) -> tuple[str, bool]:
+        """Book decoded text: the part of it (and of what was held back) to give out, and whether a stop was found."""
+        if text:
+            self._pending.extend((self._decoded_chars, token) for token in self._unfinished)
+            self._unfinished.clear()
+        self._decoded_chars += len(text)
+        given, is_stopped = self._matcher.push(text)
+        self._given_chars += len(given)
+        return given, is_stopped
+
+    def _released(self) -> tuple[TokenLogprob, ...]:
+        """Tokens whose text has begun to go out."""
         released = []
-        while self._pending:
-            first, end, token = self._pending[0]
-            is_out = first < self._given_chars or (not is_final and end <= self._given_chars)
-            if not is_out:
-                break
-            released.append(token)
-            self._pending.popleft()
+        while self._pending and self._pending[0][0] < self._given_chars:
+            released.append(self._pending.popleft()[1])
         return tuple(released)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,10 @@ from atoll.errors import EngineError, InvalidRequest
 
 _ROLES_OF_OLD: Final = {"developer": "system", "function": "tool"}
 """Roles that a chat template need not know, and what they are called in one that does not."""
+
+
+_TRAINING_MARKERS: Final = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+"""Tags that mark what to train on; transformers' own extension of jinja, without effect on the text."""
 
 
 class Codec:
@@ -166,7 +171,7 @@ def _compile_template(source: str) -> Any:
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().astimezone().strftime(form)
     try:
-        return environment.from_string(source)
+        return environment.from_string(_TRAINING_MARKERS.sub("", source))
     except jinja2.TemplateError as error:
         raise EngineError(f"the model's chat template cannot be compiled: {error}") from None
 

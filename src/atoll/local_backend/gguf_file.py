@@ -246,7 +246,10 @@ def _byte_level_tokenizer(model: _GGUF) -> Any:
             "Name a folder with the model's Hugging Face checkpoint instead"
         )
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name.startswith("llama")))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name.startswith("llama")))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise EngineError(f"{model.source}: its vocabulary and merges do not fit together ({error})") from None
     cuts: list[Any] = [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in _SPLITS[name]]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_only])

@@ -1,8 +1,8 @@
 """Which sequences run in the next step, and with how many of their tokens.
 
 A sequence is a list of token ids of which the first `computed` have their keys and values in a row. A step computes,
-for each running sequence, some of the rest: the one new token of those that are generating, and parts of prompts up to a
-limit, so that a long prompt never keeps the others waiting for more than a step. When memory runs out the youngest
+for each running sequence, some of the rest: the one new token of those that are generating, and parts of prompts up to
+a limit, so that a long prompt never keeps the others waiting for more than a step. When memory runs out the youngest
 sequence gives its row back and is computed again later, from its prompt and what it has generated; its reader notices
 nothing but a pause.
 """

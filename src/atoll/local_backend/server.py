@@ -57,13 +57,34 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EngineServer:
-    """The HTTP routes of one engine. `application` is what aiohttp serves."""
+    """The HTTP face of one engine."""
 
     def __init__(self, engine: Engine, codec: Codec) -> None:
         self._engine, self._codec = engine, codec
+        self._runner: web.AppRunner | None = None
         self._fingerprint = "atoll-" + hashlib.sha256(engine.model_name.encode()).hexdigest()[:10]
 
-    def application(self) -> web.Application:
+    async def start(self, path: Path) -> None:
+        """Listen on a Unix socket. The folder is made private, and the socket is so from the moment it exists."""
+        _make_private(path.parent)
+        _remove(path)
+        # `handler_cancellation`: when a client leaves, its handler is cancelled, and with it the generation.
+        self._runner = web.AppRunner(
+            self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=_DRAIN_S
+        )
+        await self._runner.setup()
+        mask = os.umask(0o177)
+        try:
+            await web.UnixSite(self._runner, str(path), backlog=1024).start()
+        finally:
+            os.umask(mask)
+
+    async def close(self) -> None:
+        """Accept nothing any more, give what runs a moment, and break the rest off. Idempotent."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _application(self) -> web.Application:
         application = web.Application(middlewares=[_errors_in_shape], client_max_size=_MAX_BODY_BYTES)
         application.router.add_post("/v1/chat/completions", self.chat)
         application.router.add_post("/v1/completions", self.completions)
@@ -99,12 +120,6 @@ class EngineServer:
     async def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return await self._off_loop(len(prompt), lambda: self._codec.encode(prompt, with_special=True))
-        unknown = next((token_id for token_id in prompt if not 0 <= token_id < self._codec.vocab_size), None)
-        if unknown is not None:
-            raise InvalidRequest(
-                f"Invalid 'prompt': {unknown} is no token id; this model has 0 to {self._codec.vocab_size - 1}",
-                param="prompt",
-            )
         return prompt
 
     async def _off_loop(self, chars: int, encode: Callable[[], list[int]]) -> list[int]:
@@ -393,19 +408,13 @@ async def _serve(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # `handler_cancellation`: when a client leaves, its handler is cancelled, and with it the generation.
-    runner = web.AppRunner(
-        EngineServer(engine, codec).application(), handler_cancellation=True, access_log=None, shutdown_timeout=_DRAIN_S
-    )
-    await runner.setup()
-    _make_private(options.socket.parent)
-    options.socket.unlink(missing_ok=True)
-    await _listen(runner, options.socket)
+    server = EngineServer(engine, codec)
+    await server.start(options.socket)
     print(READY_LINE, flush=True)  # noqa: T201
     await stop.wait()
-    await runner.cleanup()
+    await server.close()
     await engine.close()
-    options.socket.unlink(missing_ok=True)
+    _remove(options.socket)
 
 
 def _make_private(folder: Path) -> None:
@@ -413,13 +422,8 @@ def _make_private(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-async def _listen(runner: web.AppRunner, path: Path) -> None:
-    """Only this user may connect: the socket is 0600 from the moment it exists."""
-    mask = os.umask(0o177)
-    try:
-        await web.UnixSite(runner, str(path), backlog=1024).start()
-    finally:
-        os.umask(mask)
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,6 +164,8 @@ class TorchEngine(Engine):
         prompt_tokens = len(request.prompt_ids)
         if not prompt_tokens:
             raise InvalidRequest("The prompt is empty; it needs at least one token", param="prompt")
+        self._check_ids(request.prompt_ids, "prompt")
+        self._check_ids(request.sampling.logit_bias, "logit_bias")
         room = self.context_tokens - prompt_tokens
         if room < 1:
             raise self._overflow(prompt_tokens, f"the prompt alone has {prompt_tokens} tokens", "Shorten the prompt")
@@ -176,6 +178,15 @@ class TorchEngine(Engine):
                 f"Shorten the prompt, or ask for at most {room}",
             )
         return request.max_tokens
+
+    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        """An id beyond the vocabulary would make the step fail, and with it the answers of everybody else in it."""
+        vocab_size = self._model.config.vocab_size
+        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"Invalid '{param}': {unknown} is no token id; this model has 0 to {vocab_size - 1}", param=param
+            )
 
     def _overflow(self, tokens: int, told: str, advice: str) -> ContextOverflow:
         return ContextOverflow(
@@ -190,6 +201,7 @@ class TorchEngine(Engine):
             if prompt:
                 raise self._overflow(len(prompt), f"the text has {len(prompt)} tokens", "Shorten it")
             raise InvalidRequest("The text is empty; it needs at least one token", param="input")
+        self._check_ids(prompt, "input")
         result: asyncio.Future[Any] = self._loop.create_future()
 
         def settle(event: Any) -> None:

@@ -319,14 +319,17 @@ class Reply:
         prefix, kind = ("chatcmpl", "chat.completion") if is_chat else ("cmpl", "text_completion")
         self._chunk_kind = f"{kind}.chunk" if is_chat else kind
         self._kind = kind
-        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._fingerprint = fingerprint
+        self._head = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        # All chunks of a stream begin alike: written once, not once a token.
+        self._chunk_head = b"data: " + orjson.dumps(self._head | {"object": self._chunk_kind})[:-1] + b',"choices":'
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        return orjson.dumps(
-            self._head
-            | {"object": self._kind, "choices": choices, "usage": usage, "system_fingerprint": self._fingerprint}
-        )
+        return orjson.dumps(self._head | {"object": self._kind, "choices": choices, "usage": usage})
 
     def choice(
         self, index: int, text: str, reason: FinishReason | None, logprobs: dict[str, Any] | None
@@ -355,18 +358,14 @@ class Reply:
             choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
         else:
             choice["delta"] = {} if text is None else {"content": text}
-        return self._event([choice], {"usage": None} if with_usage else {})
+        return self._event([choice], b',"usage":null}\n\n' if with_usage else b"}\n\n")
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        return self._event([], {"usage": usage})
+        return self._event([], b',"usage":' + orjson.dumps(usage) + b"}\n\n")
 
-    def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
-        data = (
-            self._head
-            | {"object": self._chunk_kind, "choices": choices, "system_fingerprint": self._fingerprint}
-            | more
-        )
-        return b"data: " + orjson.dumps(data) + b"\n\n"
+    def _event(self, choices: list[dict[str, Any]], usage: bytes) -> bytes:
+        """`usage` is what stands behind the choices, up to the end of the object."""
+        return self._chunk_head + orjson.dumps(choices) + usage
 
 
 def usage_object(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:

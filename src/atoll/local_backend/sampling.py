@@ -60,10 +60,10 @@ class Drawn:
 def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     """One token for each row of `logits`, which has shape (len(draws), vocabulary)."""
     if all(draw.is_plain_greedy for draw in draws):
-        return [Drawn(token_id) for token_id in logits.argmax(dim=-1).tolist()]
+        return [Drawn(token_id) for token_id in _most_likely(logits)]
     scores = logits.float()
     adjusted = _adjusted(scores, draws)
-    token_ids: list[int] = adjusted.argmax(dim=-1).tolist()
+    token_ids = _most_likely(adjusted)
     random_rows = [row for row, draw in enumerate(draws) if not draw.is_greedy]
     if random_rows:
         picked = _draw_randomly(adjusted[random_rows], [draws[row] for row in random_rows])
@@ -78,6 +78,12 @@ def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
 def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], top_logprobs: int) -> list[Drawn]:
     """Log-probability of given tokens, one for each row of `logits`."""
     return _with_logprobs(logits.float(), token_ids, [top_logprobs] * len(token_ids))
+
+
+def _most_likely(scores: torch.Tensor) -> list[int]:
+    """`argmax` for each row, by way of `max`: on a CPU in bfloat16 that takes a fifth of the time."""
+    token_ids: list[int] = scores.max(dim=-1).indices.tolist()
+    return token_ids
 
 
 def _adjusted(scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

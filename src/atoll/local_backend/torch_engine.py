@@ -25,10 +25,10 @@ from atoll.errors import ContextOverflow, EngineError, InvalidRequest, RateLimit
 from atoll.local_backend.answer import Answer, token_logprob
 from atoll.local_backend.batch import Batch
 from atoll.local_backend.codec import Codec
-from atoll.local_backend.decoder import Decoder
 from atoll.local_backend.engine import Engine, EngineStats, FinishReason, GenerateRequest, TokenEvent, TokenLogprob
 from atoll.local_backend.kv_slabs import MIN_ROW_TOKENS, KVSlabs
 from atoll.local_backend.machine import available_memory_bytes, choose_device, choose_dtype
+from atoll.local_backend.model import CausalModel, load_model
 from atoll.local_backend.sampling import Draw, Drawn, draw_tokens, logprobs_of
 from atoll.local_backend.scheduler import Scheduler, Sequence, Work
 
@@ -60,9 +60,11 @@ class EngineLimits:
 
 
 class TorchEngine(Engine):
-    """Runs a `Decoder`. Create and use it inside one event loop; `close` it there."""
+    """Runs a `CausalModel`. Create and use it inside one event loop; `close` it there."""
 
-    def __init__(self, model: Decoder, codec: Codec, *, model_name: str, limits: EngineLimits = EngineLimits()) -> None:
+    def __init__(
+        self, model: CausalModel, codec: Codec, *, model_name: str, limits: EngineLimits = EngineLimits()
+    ) -> None:
         self._model, self._codec, self._limits = model, codec, limits
         self.model_name = model_name
         budget_tokens = limits.kv_budget_tokens or _kv_budget_tokens(model, limits.max_batch)
@@ -108,7 +110,7 @@ class TorchEngine(Engine):
     ) -> TorchEngine:
         """Read a Hugging Face folder; blocks for as long as that takes. Raises EngineError if it cannot be served."""
         device = choose_device()
-        model = Decoder.load(folder, choose_dtype(dtype, device), device)
+        model = load_model(folder, choose_dtype(dtype, device), device)
         return cls(model, codec, model_name=model_name, limits=limits)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -387,7 +389,7 @@ def _event(sequence: Sequence, text: str, tokens: tuple[TokenLogprob, ...], reas
     return TokenEvent(sequence.choice, text, tokens, reason, sequence.generated_tokens)
 
 
-def _kv_budget_tokens(model: Decoder, max_batch: int) -> int:
+def _kv_budget_tokens(model: CausalModel, max_batch: int) -> int:
     config = model.config
     token_bytes = 2 * config.layers * config.kv_heads * config.head_size * model.dtype.itemsize
     if model.device.type == "cuda":
@@ -399,7 +401,7 @@ def _kv_budget_tokens(model: Decoder, max_batch: int) -> int:
     return max(min(wanted, affordable), MIN_ROW_TOKENS)
 
 
-def _prompt_tokens_per_step(model: Decoder) -> int:
+def _prompt_tokens_per_step(model: CausalModel) -> int:
     """As many as a CPU computes in about a tenth of a second, so that nobody waits longer for a token or an end."""
     if model.device.type == "cuda":
         return _GPU_PROMPT_TOKENS_PER_STEP

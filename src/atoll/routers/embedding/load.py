@@ -13,11 +13,14 @@ KINDS: tuple[str, ...] = get_args(EmbedderSettings.model_fields["kind"].annotati
 DTYPES: tuple[str, ...] = get_args(EmbedderSettings.model_fields["dtype"].annotation)
 
 
-def load_embedder(kind: str = "static", *, dtype: str = "auto", cache_dir: Path | None = None) -> Embedder:
+def load_embedder(
+    kind: str = "static", *, dtype: str = "auto", cache_dir: Path | None = None, threads: int | None = None
+) -> Embedder:
     """The embedder called `kind` (`static` or `minilm`), ready for use. Blocks: `minilm` takes seconds to load.
 
-    `dtype` is for `minilm` only; `cache_dir` is where its int8 form is kept. Raises ConfigError for an unknown name,
-    MissingExtraError where a part is not installed.
+    The rest is for `minilm` only: `cache_dir` is where its int8 form is kept; `threads` is how many compute (torch's is
+    one number for the whole process). Raises ConfigError for an unknown name, MissingExtraError where a part is not
+    installed.
     """
     if kind not in KINDS:
         raise ConfigError(f"there is no embedder {kind!r}; choose one of {', '.join(KINDS)}")
@@ -29,4 +32,4 @@ def load_embedder(kind: str = "static", *, dtype: str = "auto", cache_dir: Path 
         return StaticEmbedder()
     from atoll.routers.embedding.minilm import MiniLMEmbedder
 
-    return MiniLMEmbedder(dtype=dtype, cache_dir=cache_dir)
+    return MiniLMEmbedder(dtype=dtype, cache_dir=cache_dir, threads=threads)

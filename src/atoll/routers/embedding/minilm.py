@@ -45,8 +45,9 @@ class MiniLMEmbedder(Embedder):
     """Embeds with MiniLM. Blocks for milliseconds: call it off the event loop.
 
     `dtype` is `float32`, `bfloat16`, `int8`, or `auto`: bfloat16 where this processor computes it faster and its
-    vectors agree with float32's, else float32. `cache_dir` keeps the int8 form, which takes seconds to make. Raises
-    MissingExtraError where torch, ONNX Runtime or the weights are not installed.
+    vectors agree with float32's, else float32. `cache_dir` keeps the int8 form, which takes seconds to make. `threads`
+    compute; None leaves it to torch or ONNX Runtime, which take one per core. Raises MissingExtraError where torch,
+    ONNX Runtime or the weights are not installed.
     """
 
     dimension = DIMENSION
@@ -102,7 +103,7 @@ def _backend(folder: Path, dtype: str, cache_dir: Path | None, threads: int | No
         raise MissingExtraError("the MiniLM embedder", "local")
     from atoll.routers.embedding.minilm_torch import TorchBackend
 
-    return TorchBackend(folder, dtype)
+    return TorchBackend(folder, dtype, threads)
 
 
 def _padded(ids: list[list[int]]) -> tuple[Tokens, Tokens]:

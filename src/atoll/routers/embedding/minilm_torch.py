@@ -24,7 +24,9 @@ class TorchBackend(Backend):
 
     space = "minilm-384-v1"
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str, threads: int | None = None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
         full = load_encoder(folder, torch.float32)
         if dtype == "float32":
             self._encoder = full

@@ -24,6 +24,8 @@ MAX_API_TEXTS = 2048
 """Of one call, as at OpenAI."""
 MAX_API_TEXTS_WAITING = 4 * MAX_API_TEXTS
 """Of all calls together; the next call is refused."""
+_MODEL_THREADS = 1
+"""Several would halve the time on an idle machine and multiply it by ten on a busy one: they wait for each other."""
 _SLOW_API_TEXTS = 32
 """The static embedder does so many in line; more go to a thread."""
 
@@ -87,7 +89,11 @@ class EmbeddingService:
             return
         if self._model is None:
             self._model = await asyncio.to_thread(
-                load_embedder, self._settings.kind, dtype=self._settings.dtype, cache_dir=self._cache_dir
+                load_embedder,
+                self._settings.kind,
+                dtype=self._settings.dtype,
+                cache_dir=self._cache_dir,
+                threads=_MODEL_THREADS,
             )
         self._batcher = MicroBatcher(
             self._model,

@@ -148,6 +148,8 @@ class RoutingSettings(_Section):
     max_sessions: Annotated[int, Field(gt=0)] = 100_000
     cooldown_s: Annotated[float, Field(ge=0)] = 5.0
     """How long a candidate that failed is tried last, unless its upstream named a time."""
+    max_attempts: Annotated[int, Field(ge=1, le=20)] = 4
+    """Calls of upstreams for one request of `auto`, the first one included."""
 
 
 class LimitSettings(_Section):
@@ -156,6 +158,8 @@ class LimitSettings(_Section):
     max_response_bytes: Annotated[int, Field(gt=0)] = 100_000_000
     body_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """How long a client may take to send its body."""
+    client_stall_s: Annotated[float, Field(gt=0)] = 120.0
+    """How long a client may leave what it was sent unread before its request is given up."""
 
 
 class LedgerSettings(_Section):
@@ -175,6 +179,9 @@ class ServerSettings(_Section):
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     api_keys: tuple[SecretStr, ...] = ()
     """Keys that clients must send. Without any, everybody on this machine may call, and only loopback can be bound."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that the Host header may hold besides localhost. Bound to loopback, others are refused (DNS rebinding);
+    elsewhere every name is accepted unless some are listed here."""
     keepalive_comment_s: Annotated[float, Field(gt=0)] | None = None
     """Send an SSE comment when a stream has been silent for so long; None sends none."""
     drain_s: Annotated[float, Field(ge=0)] = 30.0

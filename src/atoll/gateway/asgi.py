@@ -1,0 +1,69 @@
+"""The application: one raw ASGI callable for the hot endpoints, FastAPI for everything else.
+
+A framework's route costs more than all that the gateway does for a request, so the hot ones never reach it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from fastapi import FastAPI
+
+from atoll.errors import AtollError, InvalidRequest, RequestError
+from atoll.gateway import headers
+from atoll.gateway.api import build_api
+from atoll.gateway.http.exchange import Exchange, Receive, Scope, Send
+from atoll.gateway.parse import Endpoint
+from atoll.gateway.state import GatewayState
+
+API_ROOT: Final = "/v1"
+HOT: Final = {API_ROOT + endpoint.value: endpoint for endpoint in Endpoint}
+
+
+class Gateway:
+    """What a server runs. Starts `state` when the server starts up, closes it when the server shuts down."""
+
+    def __init__(self, state: GatewayState) -> None:
+        self._state = state
+        self._cold: FastAPI = build_api(state)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        endpoint = HOT.get(exchange.path)
+        try:
+            self._state.hosts.check(exchange.headers.get(b"host"))
+            if endpoint is not None and scope["method"] != "POST":
+                raise InvalidRequest(
+                    f"{exchange.path!r} takes POST, not {scope['method']}", status=405, code="method_not_allowed"
+                )
+        except RequestError as error:
+            head = headers.of_error(error)
+            if error.http_status == 405:
+                head.append((b"allow", b"POST"))
+            await exchange.answer(error.http_status, head, error.body_bytes())
+            return
+        if endpoint is None:
+            await self._cold(scope, receive, send)
+        else:
+            await self._state.pipeline.serve(endpoint, exchange)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """ASGI's lifespan. What a person can put right is told in one line, anything else with its traceback."""
+        await receive()
+        try:
+            await self._state.start()
+        except AtollError as error:
+            sys.stderr.write(f"atoll: {error}\n")
+            await send({"type": "lifespan.startup.failed", "message": ""})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._state.close()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,172 @@
+"""Running the gateway: bind, start workers, tell where it listens, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from atoll.config import ServerSettings, Settings
+from atoll.errors import AtollError, ConfigError
+from atoll.gateway.asgi import Gateway
+from atoll.gateway.auth import check_exposure
+from atoll.gateway.banner import banner
+from atoll.gateway.catalog import Catalog, build_catalog
+from atoll.gateway.http.protocol import BoundedProtocol
+from atoll.gateway.redact import RedactingFilter, Redactor, secrets_of
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 75
+"""Longer than the idle time of common load balancers and client pools, which would else meet a closed connection."""
+
+
+def run(settings: Settings, environ: Mapping[str, str] | None = None) -> int:
+    """Serve until told to stop; the process's exit code. What is wrong is told in one line on standard error."""
+    try:
+        return _run(settings, os.environ if environ is None else environ)
+    except AtollError as error:
+        sys.stderr.write(f"atoll: {error}\n")
+        return 1
+
+
+def _run(settings: Settings, environ: Mapping[str, str]) -> int:
+    check_exposure(settings.server)
+    catalog = build_catalog(settings, environ)
+    listener = bind(settings.server)
+    application = Application(settings, catalog)
+    config = uvicorn_config(settings, application)
+    configure_logging(application)
+    # After draining, uvicorn raises the signal again that stopped it. Being told to stop is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    told = banner(settings, catalog, listener)
+    try:
+        if settings.server.workers == 1:
+            _Server(config, told).run(sockets=[listener])
+        else:
+            sys.stderr.write(told)
+            with _shared_metrics():
+                Multiprocess(config, sockets=[listener]).run()
+    except KeyboardInterrupt:
+        return 0
+    except SystemExit as stop:
+        return 1 if stop.code else 0
+    finally:
+        listener.close()
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Makes the gateway of one process. Travels to each worker, which calls it there."""
+
+    settings: Settings
+    catalog: Catalog
+
+    def __call__(self) -> Gateway:
+        # The parts are heavy and belong to the process that serves.
+        from atoll.gateway.parts import build_parts
+        from atoll.gateway.state import GatewayState
+
+        configure_logging(self)
+        return Gateway(GatewayState(self.settings, self.catalog, build_parts(self.settings, self.catalog)))
+
+
+class _Server(uvicorn.Server):
+    """Tells where it listens once it does."""
+
+    def __init__(self, config: uvicorn.Config, told: str) -> None:
+        super().__init__(config)
+        self._told = told
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        sys.stderr.write(self._told)
+
+
+def uvicorn_config(settings: Settings, application: Application | Gateway) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        factory=isinstance(application, Application),
+        workers=settings.server.workers,
+        loop="uvloop",
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.server.drain_s),
+    )
+
+
+def bind(server: ServerSettings) -> socket.socket:
+    """A listening socket. Raises ConfigError that says what to do when there is none to be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"server.host {server.host!r} is no address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(_why_not_bound(server, error)) from None
+    listener.setblocking(False)
+    listener.set_inheritable(True)
+    return listener
+
+
+def _why_not_bound(server: ServerSettings, error: OSError) -> str:
+    place = f"{server.host}:{server.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{place} is in use by another program. Stop it, or choose another port with --port"
+    if error.errno == errno.EACCES:
+        return f"{place} must not be bound by this user. Choose a port from 1024 up with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"server.host {server.host!r} is no address of this machine"
+    return f"{place} cannot be bound: {error.strerror}"
+
+
+def configure_logging(application: Application) -> None:
+    """Plain lines on standard error, from warnings up; no secret gets through, whatever logs it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    secrets = secrets_of(application.settings, application.catalog.upstreams.values())
+    handler.addFilter(RedactingFilter(Redactor(secrets)))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+
+
+@contextmanager
+def _shared_metrics() -> Iterator[None]:
+    """A folder through which the workers' counters add up; gone with the server."""
+    from atoll.gateway.metrics import MULTIPROCESS_DIR
+
+    folder = tempfile.mkdtemp(prefix="atoll-metrics-")
+    os.environ[MULTIPROCESS_DIR] = folder
+    try:
+        yield
+    finally:
+        del os.environ[MULTIPROCESS_DIR]
+        shutil.rmtree(folder, ignore_errors=True)

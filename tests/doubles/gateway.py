@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,13 @@ from atoll.gateway.asgi import Gateway
 from atoll.gateway.catalog import Catalog, build_catalog
 from atoll.gateway.embeddings import TextEmbedder
 from atoll.gateway.ledger.row import LedgerRow
-from atoll.gateway.needs import Needs
 from atoll.gateway.parse import ParsedRequest
 from atoll.gateway.routing import Choice
 from atoll.gateway.server import bind, uvicorn_config
 from atoll.gateway.sessions import Session
 from atoll.gateway.state import GatewayState, Parts
-from atoll.types import Candidate, Decision, Outcome
+from atoll.routers.eligibility import Exclusion, Requirements
+from atoll.types import Decision, Outcome
 from doubles.temp_upstream import Temp
 
 PROVIDER_KEY = "provider-secret-key-0123456789"
@@ -34,17 +34,22 @@ PROVIDER_KEY = "provider-secret-key-0123456789"
 class InOrder:
     """Chooses the first eligible candidate, the others behind it; or fails when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, routable: Sequence[str]) -> None:
+        self.routable = routable
         self.error: Exception | None = None
-        self.asked: list[tuple[Needs, Session | None]] = []
+        self.asked: list[tuple[Requirements, Session | None]] = []
 
     async def choose(
-        self, request: ParsedRequest, candidates: Sequence[Candidate], needs: Needs, session: Session | None
+        self,
+        request: ParsedRequest,
+        requirements: Requirements,
+        excluded: Mapping[str, Exclusion],
+        session: Session | None,
     ) -> Choice:
-        self.asked.append((needs, session))
+        self.asked.append((requirements, session))
         if self.error is not None:
             raise self.error
-        names = [candidate.name for candidate in candidates]
+        names = [name for name in self.routable if name not in excluded]
         return Choice(Decision(names[0], tuple(names[1:]), "in-order", "1", "The first one that can"))
 
 
@@ -73,13 +78,12 @@ class ListLedger:
 
 
 class ListLearner:
-    space = "test-space"
-
     def __init__(self) -> None:
         self.learned: list[Outcome] = []
 
-    def learn(self, outcome: Outcome, embedding: Any) -> None:
+    def learn(self, outcome: Outcome, embedding: Any, space: str) -> bool:
         self.learned.append(outcome)
+        return space == "test-space"
 
 
 @dataclass
@@ -185,7 +189,7 @@ async def running_gateway(
 ) -> AsyncIterator[Running]:
     settings = settings_for(base_urls, **sections)
     catalog: Catalog = build_catalog(settings, {})
-    chooser, ledger, learner = InOrder(), ListLedger(), ListLearner()
+    chooser, ledger, learner = InOrder(catalog.routable), ListLedger(), ListLearner()
     upstreams = {name: Temp(name, settings.upstreams[name]) for name in settings.upstreams}
     state = GatewayState(settings, catalog, Parts(upstreams, chooser, embedders or {}, ledger, learner))
     listener = bind(settings.server.model_copy(update={"port": 0}))

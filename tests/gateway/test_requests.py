@@ -46,7 +46,7 @@ async def test_a_named_model_answers_with_the_upstreams_bytes(gateway: Running, 
 async def test_auto_is_routed_and_says_why(gateway: Running) -> None:
     answer = await gateway.chat("auto")
     assert answer.json["choices"][0]["message"]["content"] == "from first"
-    assert answer.headers["x-atoll-router"] == "in-order"
+    assert answer.headers["x-atoll-router"] == "in-order/1"
     assert answer.headers["x-atoll-reason"] == "The first one that can"
     row = await gateway.last_row()
     assert row_fields(row, "requested_model", "router", "propensity", "preference") == ("auto", "in-order", 1.0, 0.5)
@@ -181,7 +181,7 @@ async def test_auto_leaves_out_who_cannot_do_it(first: ScriptedUpstream, second:
         assert (await gateway.chat("auto", **members)).headers["x-atoll-model"] == "second"
         assert (await gateway.chat("first", **members)).headers["x-atoll-model"] == "first"
         told = await gateway.post("/v1/route", {"messages": [{"role": "user", "content": "x"}], **members})
-    assert told.json["excluded"] == {"first": f"cannot do {needs}"}
+    assert told.json["excluded"] == {"first": {"reason": "capability", "detail": f"cannot do {needs}"}}
 
 
 async def test_nobody_who_can_do_it_is_a_400_that_names_it(first: ScriptedUpstream) -> None:

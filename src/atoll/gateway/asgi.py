@@ -5,6 +5,7 @@ A framework's route costs more than all that the gateway does for a request, so 
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Final
 
@@ -63,6 +64,9 @@ class Gateway:
             sys.stderr.write(f"atoll: {error}\n")
             await send({"type": "lifespan.startup.failed", "message": ""})
             return
+        # What lives from here to the end need not be looked at by every full collection, which would stop all requests.
+        gc.collect()
+        gc.freeze()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self._state.close()

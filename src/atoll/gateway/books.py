@@ -36,6 +36,7 @@ class Books:
             row.served_model, row.upstream = candidate.name, candidate.upstream
         self._write_request(call)
         if call.plan is not None:
+            row.reason = call.reason
             self._write_decision(row, call.plan)
         self._write_answer(call)
         self._write_usage(call)
@@ -70,7 +71,7 @@ class Books:
             return
         decision = choice.decision
         row.router, row.router_version = decision.router, decision.router_version
-        row.reason, row.propensity = decision.reason, decision.propensity
+        row.propensity = decision.propensity
         row.decision_json = orjson.dumps(decision_body(plan)).decode()
         if choice.embedding is not None:
             row.embedding, row.embedding_space = choice.embedding.tobytes(), choice.embedding_space

@@ -74,13 +74,23 @@ class Call:
 
     @property
     def router(self) -> str | None:
-        return self.plan.choice.decision.router if self.plan is not None and self.plan.choice is not None else None
+        """The router that chose, with its version; None for a request that named its candidate."""
+        if self.plan is None or self.plan.choice is None:
+            return None
+        decision = self.plan.choice.decision
+        return f"{decision.router}/{decision.router_version}"
 
     @property
     def reason(self) -> str:
+        """Why this candidate answers; says so when it is not the one that was chosen first."""
         if self.plan is None or self.plan.choice is None:
             return NAMED_REASON
-        return self.plan.choice.decision.reason
+        decision = self.plan.choice.decision
+        served = self.trail.last
+        if served is None or served.name == decision.candidate:
+            return decision.reason
+        why = "failed" if self.trail.faults else "has failed lately"
+        return f"{served.name}: {decision.candidate} was chosen and {why}. {decision.reason}"
 
 
 def _new_id(now_s: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Protocol
 
@@ -36,10 +35,8 @@ class Ledger(Protocol):
 
 
 class Learner(Protocol):
-    space: str
-
-    def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32]) -> None:
-        """Teach the router one outcome."""
+    def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32], space: str) -> bool:
+        """Teach the router one outcome, at once; False where nothing can be learned from it. May raise."""
 
 
 class FeedbackDesk:
@@ -60,13 +57,13 @@ class FeedbackDesk:
             raise NotFound(f"There is no request {request_id[:80]!r} in the ledger", param="request_id")
         if row.served_model is not None:
             self._metrics.feedback(row.served_model)
-        return await self._teach(row, score)
+        return self._teach(row, score)
 
-    async def _teach(self, row: LedgerRow, score: float) -> bool:
-        """Only what the router saw can teach it: a named candidate has no vector, an older embedder another space."""
-        learner = self._learner
-        if learner is None or row.embedding is None or row.served_model is None or row.embedding_space != learner.space:
+    def _teach(self, row: LedgerRow, score: float) -> bool:
+        """Only what the router saw can teach it: a request that named its candidate has no vector."""
+        if self._learner is None or row.embedding is None or row.embedding_space is None or row.served_model is None:
             return False
+        vector = np.frombuffer(row.embedding, dtype=np.float32)
         outcome = Outcome(
             prompt=row.request_id,
             candidate=row.served_model,
@@ -78,8 +75,7 @@ class FeedbackDesk:
             propensity=row.propensity,
         )
         try:
-            await asyncio.to_thread(learner.learn, outcome, np.frombuffer(row.embedding, dtype=np.float32))
+            return self._learner.learn(outcome, vector, row.embedding_space)
         except Exception:
             _log.warning("the router could not learn from feedback on %s", row.request_id, exc_info=True)
             return False
-        return True

@@ -63,6 +63,7 @@ class Metrics:
             "atoll_event_loop_tasks", "Tasks of the event loop", registry=registry, multiprocess_mode="livesum"
         )
         self._request_children: dict[tuple[str, str, int], tuple[Counter, Histogram, Histogram]] = {}
+        self._attempt_children: dict[tuple[str, str, str], Counter] = {}
         self._candidate_children: dict[str, tuple[Counter, Counter, Counter, Counter]] = {}
 
     def begin(self) -> None:
@@ -103,7 +104,11 @@ class Metrics:
             cost.inc(cost_usd)
 
     def attempt(self, candidate: Candidate, outcome: str) -> None:
-        self._attempts.labels(candidate.upstream, candidate.name, outcome).inc()
+        key = (candidate.upstream, candidate.name, outcome)
+        child = self._attempt_children.get(key)
+        if child is None:
+            child = self._attempt_children[key] = self._attempts.labels(*key)
+        child.inc()
 
     def router_fallback(self) -> None:
         self._fallbacks.inc()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from atoll.gateway.parse import ParsedRequest
+from atoll.routers.eligibility import Requirements
 
 _CHARS_PER_TOKEN: Final = 4
 _TOKENS_PER_WIDE_CHAR: Final = 0.8
@@ -18,17 +18,8 @@ _TOKENS_PER_IMAGE: Final = 765
 _IMAGE_PARTS: Final = frozenset({"image_url", "input_image", "image"})
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Of one request. Token counts of the prompt are estimates: no tokenizer runs on the request path."""
-
-    capabilities: frozenset[str]
-    prompt_tokens: int
-    max_output_tokens: int | None
-    """What the client allows, None where it sets no bound."""
-
-
-def needs_of(request: ParsedRequest) -> Needs:
+def requirements_of(request: ParsedRequest) -> Requirements:
+    """Token counts of the prompt are estimates: no tokenizer runs on the request path."""
     data = request.data
     capabilities = set()
     if data.get("tools") or data.get("functions"):
@@ -40,10 +31,10 @@ def needs_of(request: ParsedRequest) -> Needs:
         capabilities.add("logprobs")
     if _has_image(data.get("messages")):
         capabilities.add("vision")
-    return Needs(
-        frozenset(capabilities),
-        prompt_tokens_of(data),
-        data.get("max_completion_tokens") or data.get("max_tokens"),
+    return Requirements(
+        prompt_tokens=prompt_tokens_of(data),
+        max_output_tokens=data.get("max_completion_tokens") or data.get("max_tokens"),
+        capabilities=frozenset(capabilities),
     )
 
 

@@ -1,8 +1,8 @@
 """Which candidates answer a request, in which order.
 
-A request that names its candidate gets that one. `auto` goes through eligibility, the conversation's session and the
-router's decision. Routing never makes a request fail: whatever goes wrong there, the default candidate answers and the
-reason says so.
+A request that names its candidate gets that one. `auto` goes through eligibility, the router's decision and the
+conversation's session. Routing never makes a request fail: whatever goes wrong there, the default candidate answers and
+the reason says so. What the client itself forbids (a hard cap on cost, say) is told to it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ import numpy.typing as npt
 
 from atoll.errors import InvalidRequest
 from atoll.gateway.catalog import Catalog
-from atoll.gateway.needs import Needs, needs_of
+from atoll.gateway.needs import requirements_of
 from atoll.gateway.parse import ParsedRequest, unknown_model
 from atoll.gateway.sessions import Session, Sessions
-from atoll.types import Candidate, Decision
+from atoll.routers.eligibility import Exclusion, NoneEligible, Reason, Requirements, exclude, over_cap
+from atoll.types import Candidate, Decision, Usage
 
 _log = logging.getLogger(__name__)
 
 FALLBACK_ROUTER: Final = "default"
 NAMED_REASON: Final = "The request names this model"
+_ROOM: Final = frozenset({Reason.CONTEXT, Reason.OUTPUT})
+_TYPICAL_OUTPUT_TOKENS: Final = 500
+"""For a hard cap when there is no router to estimate better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,16 @@ class Choice:
 
 
 class Chooser(Protocol):
-    """Decides among eligible candidates. May raise anything: the caller has a default."""
+    """Decides among the routable candidates that are not excluded."""
 
     async def choose(
-        self, request: ParsedRequest, candidates: Sequence[Candidate], needs: Needs, session: Session | None
-    ) -> Choice: ...
+        self,
+        request: ParsedRequest,
+        requirements: Requirements,
+        excluded: Mapping[str, Exclusion],
+        session: Session | None,
+    ) -> Choice:
+        """May raise anything: the caller has a default. NoneEligible says that the client's own cap rules everybody out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     choice: Choice | None = None
     """None for a request that named its candidate."""
-    excluded: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, Exclusion] = field(default_factory=dict)
     """Why the other routable candidates cannot answer, by name."""
 
 
@@ -73,46 +82,44 @@ class RequestRouter:
             if plan is None:
                 raise unknown_model(request.model, self._catalog.candidates)
             return plan
-        needs = needs_of(request)
-        eligible, excluded = self._eligible(needs)
+        requirements = requirements_of(request)
+        excluded = self._exclude(requirements)
         session = self._sessions.get(key_id, request.extensions.session)
         try:
-            choice = await self._chooser.choose(request, eligible, needs, session)
+            choice = await self._chooser.choose(request, requirements, excluded, session)
+        except NoneEligible as error:
+            raise _nobody(error) from None
         except Exception as error:
             _log.warning("routing failed, the default candidate answers", exc_info=True)
-            choice = self._fallback(eligible, request, error)
+            choice = self._fallback(request, requirements, excluded, error)
         order = (choice.decision.candidate, *choice.decision.alternatives)
         return Plan(tuple(self._catalog.candidates[name] for name in order), choice, excluded)
 
-    def _eligible(self, needs: Needs) -> tuple[list[Candidate], dict[str, str]]:
-        eligible, excluded = [], {}
-        for candidate in self._routable:
-            why = why_not(candidate, needs)
-            if why is None:
-                eligible.append(candidate)
-            else:
-                excluded[candidate.name] = why
-        return eligible or self._widest(needs, excluded), excluded
+    def _exclude(self, requirements: Requirements) -> dict[str, Exclusion]:
+        """Who cannot answer. Somebody always can: where only the room is short, those with most of it stay.
 
-    def _widest(self, needs: Needs, excluded: dict[str, str]) -> list[Candidate]:
-        """Nobody fits. Where only the length is at fault, those with the most room: estimates err, upstreams count."""
-        able = [candidate for candidate in self._routable if needs.capabilities <= candidate.capabilities]
-        if not able:
-            wanted = ", ".join(sorted(needs.capabilities))
-            raise InvalidRequest(
-                f"No model that 'auto' may choose can do what this request needs ({wanted}). "
-                + "; ".join(f"{name}: {why}" for name, why in excluded.items())[:500],
-                param="model",
-                code="no_capable_model",
-            )
-        widest = max(candidate.context_tokens or 0 for candidate in able)
-        chosen = [candidate for candidate in able if (candidate.context_tokens or 0) == widest]
-        for candidate in chosen:
-            excluded.pop(candidate.name, None)
-        return chosen
+        Lengths are estimates and upstreams count, so the one with most room gets its chance.
+        """
+        excluded = exclude(self._routable, requirements)
+        if len(excluded) < len(self._routable):
+            return excluded
+        short = [candidate for candidate in self._routable if excluded[candidate.name].reason in _ROOM]
+        if not short:
+            raise _nobody(NoneEligible(excluded.values()))
+        widest = max(candidate.context_tokens or 0 for candidate in short)
+        for candidate in short:
+            if (candidate.context_tokens or 0) == widest:
+                del excluded[candidate.name]
+        return excluded
 
-    def _fallback(self, eligible: Sequence[Candidate], request: ParsedRequest, error: Exception) -> Choice:
-        names = [candidate.name for candidate in eligible]
+    def _fallback(
+        self, request: ParsedRequest, requirements: Requirements, excluded: Mapping[str, Exclusion], error: Exception
+    ) -> Choice:
+        """The default candidate, or the first that can answer and is not surely over the client's cap."""
+        preference = request.extensions.preference
+        names = [candidate.name for candidate in self._routable if candidate.name not in excluded]
+        if preference.max_cost_usd is not None:
+            names = self._under(preference.max_cost_usd, requirements, names)
         default = self._catalog.default if self._catalog.default in names else names[0]
         return Choice(
             Decision(
@@ -121,22 +128,35 @@ class RequestRouter:
                 router=FALLBACK_ROUTER,
                 router_version="1",
                 reason=f"Routing failed ({type(error).__name__}), so the default candidate answers",
-                preference=request.extensions.preference,
+                preference=preference,
                 is_fallback=True,
             )
         )
 
+    def _under(self, max_cost_usd: float, requirements: Requirements, names: Sequence[str]) -> list[str]:
+        output_tokens = min(requirements.max_output_tokens or _TYPICAL_OUTPUT_TOKENS, _TYPICAL_OUTPUT_TOKENS)
+        usage = Usage(requirements.prompt_tokens, completion_tokens=output_tokens)
+        costs = {name: self._catalog.candidates[name].cost_usd(usage) for name in names}
+        affordable = [name for name, cost_usd in costs.items() if cost_usd <= max_cost_usd]
+        if not affordable:
+            raise _nobody(NoneEligible(over_cap(name, cost_usd, max_cost_usd) for name, cost_usd in costs.items()))
+        return affordable
 
-def why_not(candidate: Candidate, needs: Needs) -> str | None:
-    """Why a candidate cannot answer, None when it can."""
-    missing = needs.capabilities - candidate.capabilities
-    if missing:
-        return f"cannot do {', '.join(sorted(missing))}"
-    if candidate.context_tokens is not None:
-        wanted = needs.prompt_tokens + (needs.max_output_tokens or 1)
-        if wanted > candidate.context_tokens:
-            return f"holds {candidate.context_tokens} tokens, about {wanted} are needed"
-    return None
+
+def _nobody(error: NoneEligible) -> InvalidRequest:
+    """What the client asks for rules everybody out."""
+    told = "; ".join(f"{exclusion.candidate}: {exclusion}" for exclusion in error.exclusions)[:800]
+    if Reason.COST in error.reasons:
+        return InvalidRequest(
+            f"No model that 'auto' may choose stays under max_cost_usd. {told}. Raise it, or shorten the prompt",
+            param="atoll.max_cost_usd",
+            code="max_cost_exceeded",
+        )
+    return InvalidRequest(
+        f"No model that 'auto' may choose can do what this request needs. {told}",
+        param="model",
+        code="no_capable_model",
+    )
 
 
 def decision_body(plan: Plan) -> dict[str, Any]:
@@ -166,5 +186,5 @@ def decision_body(plan: Plan) -> dict[str, Any]:
             }
             for estimate, score in zip(decision.estimates, scores, strict=True)
         ],
-        "excluded": dict(plan.excluded),
+        "excluded": {name: {"reason": why.reason, "detail": why.detail} for name, why in plan.excluded.items()},
     }

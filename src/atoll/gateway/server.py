@@ -94,6 +94,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         sys.stderr.write(self._told)
+        sys.stderr.flush()
 
 
 def uvicorn_config(settings: Settings, application: Application | Gateway) -> uvicorn.Config:

@@ -189,7 +189,7 @@ def _request(port: int, *, is_streaming: bool) -> bytes:
     )
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer bench-client-key\r\naccept: */*\r\nuser-agent: bench\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer bench-client-key\r\naccept: */*\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

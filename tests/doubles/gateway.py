@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 import io
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,9 +25,9 @@ from atoll.gateway.routing import Choice
 from atoll.gateway.server import bind, uvicorn_config
 from atoll.gateway.sessions import Session
 from atoll.gateway.state import GatewayState, Parts
+from atoll.gateway.upstreams.factory import Surroundings, build_upstream
 from atoll.routers.eligibility import Exclusion, Requirements
 from atoll.types import Decision, Outcome
-from doubles.temp_upstream import Temp
 
 PROVIDER_KEY = "provider-secret-key-0123456789"
 
@@ -145,15 +146,18 @@ class Running:
 
     async def last_row(self, count: int = 1) -> LedgerRow:
         """The latest row, once there are `count`: a row is written after its answer has gone out."""
-        async with asyncio.timeout(10):
-            while len(self.ledger.rows) < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(self.ledger.rows) >= count)
         return self.ledger.rows[-1]
 
     async def until_idle(self) -> None:
-        async with asyncio.timeout(10):
-            while self.state.watchdog.in_flight:
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.state.watchdog.in_flight)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds; at most ten seconds."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - whatever a test asks about tells nobody
+            await asyncio.sleep(0.005)
 
 
 QUICK = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=20.0)
@@ -190,15 +194,14 @@ async def running_gateway(
     settings = settings_for(base_urls, **sections)
     catalog: Catalog = build_catalog(settings, {})
     chooser, ledger, learner = InOrder(catalog.routable), ListLedger(), ListLearner()
-    upstreams = {name: Temp(name, settings.upstreams[name]) for name in settings.upstreams}
+    around = Surroundings(Path("unused"), Path("unused"), settings.limits.max_response_bytes)
+    upstreams = {name: build_upstream(name, upstream, around) for name, upstream in settings.upstreams.items()}
     state = GatewayState(settings, catalog, Parts(upstreams, chooser, embedders or {}, ledger, learner))
     listener = bind(settings.server.model_copy(update={"port": 0}))
     server = uvicorn.Server(uvicorn_config(settings, Gateway(state)))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     serving = asyncio.create_task(server.serve([listener]))
-    async with asyncio.timeout(10):
-        while not server.started:
-            await asyncio.sleep(0.005)
+    await until(lambda: server.started)
     port = listener.getsockname()[1]
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         try:

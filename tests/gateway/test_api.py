@@ -51,8 +51,13 @@ async def test_route_decides_and_calls_nobody(gateway: Running, first: ScriptedU
     told = answer.json
     assert (told["candidate"], told["alternatives"], told["router"]) == ("first", ["second"], "knn")
     assert told["estimates"][1] == {
-        "candidate": "second", "quality": 0.5, "quality_std": 0.2, "output_tokens": 50.0, "cost_usd": 0.001, "score": 0.4,
-    }  # fmt: skip
+        "candidate": "second",
+        "quality": 0.5,
+        "quality_std": 0.2,
+        "output_tokens": 50.0,
+        "cost_usd": 0.001,
+        "score": 0.4,
+    }
     assert told["excluded"] == {}
     assert first.received == []
     row = await gateway.last_row()

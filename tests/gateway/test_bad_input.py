@@ -181,6 +181,13 @@ async def test_wrong_paths_and_methods_are_told_in_openais_shape(
             assert answer.headers["allow"]
 
 
+async def _send_for_ever(writer: asyncio.StreamWriter, data: bytes) -> None:
+    while True:
+        writer.write(data)
+        await writer.drain()
+        await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 async def test_endless_headers_are_refused(gateway: Running, is_whole: bool) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -192,10 +199,7 @@ async def test_endless_headers_are_refused(gateway: Running, is_whole: bool) -> 
             assert b" 431 " in await reader.read(1000)
         else:
             with pytest.raises(ConnectionError):
-                while True:
-                    writer.write(lines)
-                    await writer.drain()
-                    await asyncio.sleep(0.001)
+                await _send_for_ever(writer, lines)
     writer.close()
     assert (await gateway.get("/health")).status == 200
 

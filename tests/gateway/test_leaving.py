@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 import pytest
 
-from doubles.gateway import Running, running_gateway
+from doubles.gateway import Running, running_gateway, until
 from doubles.scripted import ScriptedUpstream, Wire, answering, chunk, completion, event, streaming
 
 MESSAGES = [{"role": "user", "content": "Hello there, tell me a story"}]
@@ -23,9 +23,7 @@ async def _leave_while_waiting(gateway: Running, upstream: ScriptedUpstream, **m
     body = orjson.dumps({"model": "first", "messages": MESSAGES, **members})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
-    async with asyncio.timeout(5):
-        while len(upstream.received) == count:
-            await asyncio.sleep(0.005)
+    await until(lambda: len(upstream.received) > count)
     writer.close()
     del reader
 
@@ -188,9 +186,7 @@ async def test_running_answers_end_before_the_server_does(first: ScriptedUpstrea
         gateway = await stack.enter_async_context(running_gateway({"first": first.base_url}))
         session = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}"))
         asking = asyncio.create_task(_whole(session))
-        async with asyncio.timeout(5):
-            while not first.received:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(first.received))
         gateway.stop()
         await asyncio.sleep(0.2)
         released.set()
@@ -208,9 +204,7 @@ async def test_an_answer_that_outlasts_the_servers_patience_ends_with_an_error_e
         gateway = await stack.enter_async_context(running_gateway({"first": first.base_url}, server={"drain_s": 0.0}))
         session = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}"))
         asking = asyncio.create_task(_whole(session))
-        async with asyncio.timeout(5):
-            while not first.received:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(first.received))
         await asyncio.sleep(0.05)
         gateway.stop()
         assert b"shutting down" in await asking

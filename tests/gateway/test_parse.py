@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.config import LimitSettings
-from atoll.errors import InvalidRequest, PayloadTooLarge, RequestError
+from atoll.errors import PayloadTooLarge, RequestError
 from atoll.gateway.parse import Endpoint, ParsedRequest, is_deeper_than, parse_request, unknown_model
 
 LIMITS = LimitSettings(max_body_bytes=10_000, max_json_depth=8)
@@ -183,22 +183,22 @@ def test_depth_is_measured_without_parsing(value: Any, max_depth: int) -> None:
     assert is_deeper_than(orjson.dumps(value), max_depth) == (_depth(value) > max_depth)
 
 
-@given(body=st.binary(max_size=200))
-def test_any_bytes_give_an_answer_or_our_error(body: bytes) -> None:
+def _status(body: Any) -> int:
     try:
         parse(body)
-    except InvalidRequest as error:
-        assert error.message
+    except RequestError as error:
+        return error.http_status if error.message else 0
+    return 200
+
+
+@given(body=st.binary(max_size=200))
+def test_any_bytes_give_an_answer_or_our_error(body: bytes) -> None:
+    assert _status(body) in (200, 400)
 
 
 @given(data=st.dictionaries(st.sampled_from(["model", "messages", "stream", "tools", "atoll", "max_tokens"]), JSON))
 def test_any_object_gives_an_answer_or_our_error(data: dict[str, Any]) -> None:
-    try:
-        request = parse(data)
-    except RequestError as error:
-        assert error.http_status == 400
-    else:
-        assert request.data["messages"]
+    assert _status(data) in (200, 400)
 
 
 def test_an_unknown_model_is_told_what_there_is() -> None:

@@ -69,7 +69,8 @@ async def test_the_upstream_sees_the_clients_bytes_with_its_own_model(
     Unknown fields, cache marks and the order of everything survive; the same request twice is the same.
     """
     body = (
-        b'{"messages": [{"role": "user", "content": [{"type":"text","text":"\\u00e9","cache_control":{"type":"ephemeral"}}]}'
+        b'{"messages": [{"role": "user", "content": ['
+        b'{"type":"text","text":"\\u00e9","cache_control":{"type":"ephemeral"}}]}'
         b',{"role":"assistant","content":null,"tool_calls":[]},{"role":"assistant"}], "atoll":{"session":"s"},\n'
         b'"chat_template_kwargs":{"thinking":true},"x_vendor":1.0, "model" : "first","tools":[{"z":1,"a":2}] }'
     )

@@ -193,12 +193,11 @@ class Caller:
             )
         if data.get("error"):
             raise fault_of_event(candidate, data["error"], self._redactor)
-        usage = data.get("usage")
         return Answer(
             candidate,
             response,
             body=body,
-            usage=usage_from(usage) if isinstance(usage, dict) else None,
+            usage=usage_from(data.get("usage")),
             upstream_id=data["id"] if isinstance(data.get("id"), str) else None,
         )
 
@@ -208,14 +207,7 @@ class Caller:
         """Read on to the first data event: until then another candidate may still take over."""
         kind = response.headers.get("content-type", "")
         if kind and not kind.startswith("text/event-stream"):
-            body = await response.read()
-            data = summary_of(body)
-            if data is not None and data.get("error"):
-                raise fault_of_event(candidate, data["error"], self._redactor)
-            raise UpstreamMalformed(
-                f"The upstream {candidate.upstream!r} was asked for a stream and answered {kind[:80]!r}: "
-                + self._redactor.text(body[:400].decode("utf-8", "replace"), 200)
-            )
+            raise self._no_stream(candidate, kind, await response.read())
         meter = StreamMeter(candidate, wants_usage=request.wants_usage, extras=extras, redactor=self._redactor)
         chunks = response.chunks()
         begun = b""
@@ -227,6 +219,16 @@ class Caller:
                 return Answer(candidate, response, meter=meter, begun=begun, chunks=chunks)
         raise UpstreamMalformed(
             f"The upstream {candidate.upstream!r} ended its stream for {candidate.name!r} without an event"
+        )
+
+    def _no_stream(self, candidate: Candidate, kind: str, body: bytes) -> RequestError:
+        """What another kind of answer to a stream request means."""
+        summary = summary_of(body)
+        if summary is not None and summary.get("error"):
+            return fault_of_event(candidate, summary["error"], self._redactor)
+        return UpstreamMalformed(
+            f"The upstream {candidate.upstream!r} was asked for a stream and answered {kind[:80]!r}: "
+            + self._redactor.text(body[:400].decode("utf-8", "replace"), 200)
         )
 
 

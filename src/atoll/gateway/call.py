@@ -12,9 +12,9 @@ from atoll.gateway.attempts import Answer, Trail
 from atoll.gateway.http.exchange import Exchange
 from atoll.gateway.http.keepalive import KeepAlive
 from atoll.gateway.ledger.row import LedgerRow
-from atoll.gateway.needs import prompt_tokens_of
 from atoll.gateway.parse import Endpoint, ParsedRequest
 from atoll.gateway.routing import NAMED_REASON, Plan, decision_body
+from atoll.routers.embedding.prompt_tokens import estimate_prompt_tokens
 from atoll.types import Candidate, Usage
 
 
@@ -40,7 +40,7 @@ class Call:
     def estimated_usage(self) -> Usage:
         """The prompt alone, for where no upstream told."""
         assert self.request is not None
-        return Usage(prompt_tokens_of(self.request.data), is_estimated=True)
+        return Usage(estimate_prompt_tokens(self.request.data), is_estimated=True)
 
     def head(self, content_type: bytes | None = None) -> headers.Headers:
         """Atoll's headers, as far as they are known now."""

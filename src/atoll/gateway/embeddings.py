@@ -13,8 +13,8 @@ import orjson
 
 from atoll.config import AUTO_MODEL
 from atoll.errors import InvalidRequest
-from atoll.gateway.needs import prompt_tokens_of
 from atoll.gateway.parse import Endpoint, ParsedRequest
+from atoll.routers.embedding.prompt_tokens import estimate_prompt_tokens
 from atoll.types import Usage
 
 MAX_INPUTS: Final = 2048
@@ -64,7 +64,7 @@ class EmbeddingsEndpoint:
                 "Leave 'dimensions' out",
                 param="dimensions",
             )
-        usage = Usage(prompt_tokens=prompt_tokens_of(request.data), is_estimated=True)
+        usage = Usage(prompt_tokens=estimate_prompt_tokens(request.data), is_estimated=True)
         body = orjson.dumps(
             {
                 "object": "list",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Protocol
 
@@ -36,7 +37,7 @@ class Ledger(Protocol):
 
 class Learner(Protocol):
     def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32], space: str) -> bool:
-        """Teach the router one outcome, at once; False where nothing can be learned from it. May raise."""
+        """Teach the router one outcome; False where nothing can be learned from it. May raise, and take a while."""
 
 
 class FeedbackDesk:
@@ -57,9 +58,9 @@ class FeedbackDesk:
             raise NotFound(f"There is no request {request_id[:80]!r} in the ledger", param="request_id")
         if row.served_model is not None:
             self._metrics.feedback(row.served_model)
-        return self._teach(row, score)
+        return await self._teach(row, score)
 
-    def _teach(self, row: LedgerRow, score: float) -> bool:
+    async def _teach(self, row: LedgerRow, score: float) -> bool:
         """Only what the router saw can teach it: a request that named its candidate has no vector."""
         if self._learner is None or row.embedding is None or row.embedding_space is None or row.served_model is None:
             return False
@@ -75,7 +76,7 @@ class FeedbackDesk:
             propensity=row.propensity,
         )
         try:
-            return self._learner.learn(outcome, vector, row.embedding_space)
+            return await asyncio.to_thread(self._learner.learn, outcome, vector, row.embedding_space)
         except Exception:
             _log.warning("the router could not learn from feedback on %s", row.request_id, exc_info=True)
             return False

@@ -132,9 +132,9 @@ class StreamMeter:
             for choice in choices:
                 if isinstance(choice, dict):
                     is_changed |= self._choice(choice)
-        usage = chunk.get("usage")
-        if isinstance(usage, dict):
-            self._usage = usage_from(usage)
+        usage = usage_from(chunk.get("usage"))
+        if usage is not None:
+            self._usage = usage
             if not choices:
                 return self._usage_chunk(payload)
         return b"data: " + orjson.dumps(chunk) + b"\n\n" if is_changed else event

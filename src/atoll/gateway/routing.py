@@ -51,7 +51,7 @@ class Chooser(Protocol):
         excluded: Mapping[str, Exclusion],
         session: Session | None,
     ) -> Choice:
-        """May raise anything: the caller has a default. NoneEligible says that the client's own cap rules everybody out."""
+        """May raise anything: the caller has a default. NoneEligible: the client's own cap rules everybody out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
-from atoll.config import ServerSettings, Settings
+from atoll.config import LocalUpstream, ServerSettings, Settings
 from atoll.errors import AtollError, ConfigError
 from atoll.gateway.asgi import Gateway
 from atoll.gateway.auth import check_exposure
@@ -27,6 +29,8 @@ from atoll.gateway.banner import banner
 from atoll.gateway.catalog import Catalog, build_catalog
 from atoll.gateway.http.protocol import BoundedProtocol
 from atoll.gateway.redact import RedactingFilter, Redactor, secrets_of
+from atoll.gateway.upstreams.local import ENGINE_SOCKETS
+from atoll.local_backend.supervisor import EngineSupervisor
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 75
@@ -57,8 +61,8 @@ def _run(settings: Settings, environ: Mapping[str, str]) -> int:
             _Server(config, told).run(sockets=[listener])
         else:
             sys.stderr.write(told)
-            with _shared_metrics():
-                Multiprocess(config, sockets=[listener]).run()
+            with _shared_metrics(), shared_engines(settings, catalog):
+                return _supervise(Multiprocess(config, sockets=[listener]))
     except KeyboardInterrupt:
         return 0
     except SystemExit as stop:
@@ -66,6 +70,12 @@ def _run(settings: Settings, environ: Mapping[str, str]) -> int:
     finally:
         listener.close()
     return 0
+
+
+def _supervise(workers: Multiprocess) -> int:
+    """Run workers until told to stop; 1 when they cannot start."""
+    workers.run()
+    return 1 if any(process.exitcode == STARTUP_FAILURE for process in workers.processes) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,13 @@ class Application:
         from atoll.gateway.state import GatewayState
 
         configure_logging(self)
-        return Gateway(GatewayState(self.settings, self.catalog, build_parts(self.settings, self.catalog)))
+        try:
+            parts = build_parts(self.settings, self.catalog)
+        except AtollError as error:
+            # A worker cannot tell its parent more than an exit code.
+            sys.stderr.write(f"atoll: {error}\n")
+            sys.exit(STARTUP_FAILURE)
+        return Gateway(GatewayState(self.settings, self.catalog, parts))
 
 
 class _Server(uvicorn.Server):
@@ -157,6 +173,33 @@ def configure_logging(application: Application) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+
+
+@contextmanager
+def shared_engines(settings: Settings, catalog: Catalog) -> Iterator[None]:
+    """One engine for each local upstream, whatever the number of workers: this process runs them, workers connect.
+
+    Raises MissingExtraError when what a local model needs is not installed.
+    """
+    from atoll.gateway.parts import surroundings
+
+    around = surroundings(settings)
+    engines = {
+        name: EngineSupervisor(upstream, around.cache_dir, around.runtime_dir)
+        for name, upstream in catalog.upstreams.items()
+        if isinstance(upstream, LocalUpstream)
+    }
+    try:
+        for engine in engines.values():
+            engine.start()
+        os.environ[ENGINE_SOCKETS] = orjson.dumps(
+            {name: str(one.socket_path) for name, one in engines.items()}
+        ).decode()
+        yield
+    finally:
+        os.environ.pop(ENGINE_SOCKETS, None)
+        for engine in engines.values():
+            engine.close()
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from atoll.config import OpenAIUpstream, Settings
 from atoll.gateway.attempts import Caller, Route
@@ -27,8 +28,14 @@ from atoll.gateway.sessions import Sessions
 from atoll.gateway.upstreams.base import Upstream
 
 _log = logging.getLogger(__name__)
-_LAST_REQUESTS_S = 3.0
+_LAST_REQUESTS_S: Final = 3.0
 """How long requests that the server has cancelled may take to write their rows."""
+
+
+class Service(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -43,6 +50,8 @@ class Parts:
     embedders: Mapping[str, TextEmbedder] = field(default_factory=dict)
     ledger: Ledger | None = None
     learner: Learner | None = None
+    services: Sequence[Service] = ()
+    """What else has to be started and closed."""
 
 
 class GatewayState:
@@ -84,12 +93,11 @@ class GatewayState:
     async def start(self) -> None:
         """Raises what a part raises that cannot start; what was started until then is closed."""
         async with AsyncExitStack() as stack:
-            if self._parts.ledger is not None:
-                await self._parts.ledger.start()
-                stack.push_async_callback(self._parts.ledger.close)
-            for upstream in self._parts.upstreams.values():
-                await upstream.start()
-                stack.push_async_callback(upstream.close)
+            ledger: list[Service] = [self._parts.ledger] if self._parts.ledger is not None else []
+            for part in [*ledger, *self._parts.upstreams.values(), *self._parts.services]:
+                # Closed even when its start fails half-way.
+                stack.push_async_callback(part.close)
+                await part.start()
             self.watchdog.start()
             stack.push_async_callback(self.watchdog.stop)
             # Requests that the server cancelled at the end of its patience still write their rows.

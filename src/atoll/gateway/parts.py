@@ -1,0 +1,77 @@
+"""The parts of a gateway process, made from the settings: upstreams, embedder, router, ledger."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from atoll.config import Settings
+from atoll.gateway.catalog import Catalog
+from atoll.gateway.chooser import LearnedChooser
+from atoll.gateway.ledger import Ledger
+from atoll.gateway.routing import RequestRouter
+from atoll.gateway.sessions import Sessions
+from atoll.gateway.state import Parts
+from atoll.gateway.upstreams.factory import Surroundings, build_upstream
+from atoll.routers.base import Router
+from atoll.routers.embedding.service import EmbeddingService
+from atoll.routers.registry import load_prior, load_router
+
+PRIOR: Final = "prior"
+EMBEDDER_NAMES: Final = {"static": "atoll-static", "minilm": "all-minilm-l6-v2"}
+"""What `/v1/embeddings` calls the embedders."""
+
+
+def surroundings(settings: Settings) -> Surroundings:
+    """Where models, sockets and logs of this configuration are."""
+    return Surroundings(
+        cache_dir=settings.data_path / "models",
+        runtime_dir=settings.data_path / "run",
+        max_response_bytes=settings.limits.max_response_bytes,
+    )
+
+
+def build_parts(settings: Settings, catalog: Catalog) -> Parts:
+    """Starts nothing. Raises DataError for a router that cannot be read, MissingExtraError for a missing part."""
+    embedder = _embedder(settings)
+    chooser = _chooser(settings, catalog, embedder)
+    around = surroundings(settings)
+    return Parts(
+        upstreams={name: build_upstream(name, upstream, around) for name, upstream in catalog.upstreams.items()},
+        chooser=chooser,
+        learner=chooser,
+        embedders={EMBEDDER_NAMES[settings.routing.embedder.kind]: embedder},
+        ledger=Ledger(settings.ledger, settings.data_path) if settings.ledger.enabled else None,
+        services=(embedder,),
+    )
+
+
+@asynccontextmanager
+async def open_request_router(settings: Settings, catalog: Catalog) -> AsyncIterator[RequestRouter]:
+    """Routing alone, without upstreams or ledger: for commands that only decide."""
+    embedder = _embedder(settings)
+    sessions = Sessions(settings.routing.session_ttl_s, settings.routing.max_sessions)
+    router = RequestRouter(catalog, _chooser(settings, catalog, embedder), sessions)
+    await embedder.start()
+    try:
+        yield router
+    finally:
+        await embedder.close()
+
+
+def _embedder(settings: Settings) -> EmbeddingService:
+    return EmbeddingService(settings.routing.embedder, surroundings(settings).cache_dir)
+
+
+def _chooser(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> LearnedChooser:
+    router = open_router(settings, catalog)
+    return LearnedChooser(router, embedder, exploration=settings.routing.exploration)
+
+
+def open_router(settings: Settings, catalog: Catalog) -> Router:
+    """The configured router, answering for the routable candidates."""
+    name = settings.routing.router
+    router = load_prior() if name == PRIOR else load_router(Path(name).expanduser())
+    return router.set_candidates([catalog.candidates[routable] for routable in catalog.routable])

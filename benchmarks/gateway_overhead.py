@@ -25,6 +25,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -201,7 +202,7 @@ async def _load(port: int, connections: int, seconds: float, *, is_streaming: bo
     started = time.perf_counter()
     ends = [loop.create_future() for _ in range(connections)]
     for end in ends:
-        await loop.create_connection(lambda end=end: _Client(request, load, started + seconds, end), "127.0.0.1", port)
+        await loop.create_connection(partial(_Client, request, load, started + seconds, end), "127.0.0.1", port)
     await asyncio.wait_for(asyncio.gather(*ends), seconds + 60)
     load.seconds = time.perf_counter() - started
     return load
@@ -303,7 +304,7 @@ def _cpu_s(process: psutil.Process | None) -> float:
 
 
 def _pinned(core: int | None) -> Callable[[], None] | None:
-    return None if core is None else lambda: os.sched_setaffinity(0, {core})
+    return None if core is None else partial(os.sched_setaffinity, 0, {core})
 
 
 @contextlib.contextmanager

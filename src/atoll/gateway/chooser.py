@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from atoll.errors import RouterError
 from atoll.gateway.parse import ParsedRequest
 from atoll.gateway.routing import Choice
 from atoll.gateway.sessions import Session
@@ -59,7 +60,7 @@ class LearnedChooser:
 
     def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32], space: str) -> bool:
         """Teach the router one outcome; False where it does not know the space or the candidate."""
-        if space not in self._router.spaces or outcome.candidate not in self._candidates:
+        if space != self._router.space_ or outcome.candidate not in self._candidates:
             return False
         self._router.update([outcome], {outcome.prompt: embedding})
         return True
@@ -69,6 +70,22 @@ class LearnedChooser:
         if session is None or candidate is None:
             return None
         return Conversation(candidate, session.prompt_tokens, is_in_tool_loop=_is_in_tool_loop(request))
+
+
+class NoRouter:
+    """Stands in until the prior router ships: every request goes to the default candidate, and says so."""
+
+    async def choose(
+        self,
+        request: ParsedRequest,
+        requirements: Requirements,
+        excluded: Mapping[str, Exclusion],
+        session: Session | None,
+    ) -> Choice:
+        raise RouterError("there is no prior router yet")
+
+    def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32], space: str) -> bool:
+        return False
 
 
 def _is_in_tool_loop(request: ParsedRequest) -> bool:

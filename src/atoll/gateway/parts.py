@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.config import Settings
 from atoll.gateway.catalog import Catalog
-from atoll.gateway.chooser import LearnedChooser
+from atoll.gateway.chooser import LearnedChooser, NoRouter
 from atoll.gateway.ledger import Ledger
 from atoll.gateway.routing import RequestRouter
 from atoll.gateway.sessions import Sessions
@@ -17,7 +17,7 @@ from atoll.gateway.state import Parts
 from atoll.gateway.upstreams.factory import Surroundings, build_upstream
 from atoll.routers.base import Router
 from atoll.routers.embedding.service import EmbeddingService
-from atoll.routers.registry import load_prior, load_router
+from atoll.routers.registry import ROUTERS, load_router
 
 PRIOR: Final = "prior"
 EMBEDDER_NAMES: Final = {"static": "atoll-static", "minilm": "all-minilm-l6-v2"}
@@ -65,13 +65,14 @@ def _embedder(settings: Settings) -> EmbeddingService:
     return EmbeddingService(settings.routing.embedder, surroundings(settings).cache_dir)
 
 
-def _chooser(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> LearnedChooser:
+def _chooser(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> LearnedChooser | NoRouter:
+    if settings.routing.router == PRIOR and PRIOR not in ROUTERS:
+        return NoRouter()
     router = open_router(settings, catalog)
     return LearnedChooser(router, embedder, exploration=settings.routing.exploration)
 
 
 def open_router(settings: Settings, catalog: Catalog) -> Router:
     """The configured router, answering for the routable candidates."""
-    name = settings.routing.router
-    router = load_prior() if name == PRIOR else load_router(Path(name).expanduser())
+    router = load_router(Path(settings.routing.router).expanduser())
     return router.set_candidates([catalog.candidates[routable] for routable in catalog.routable])

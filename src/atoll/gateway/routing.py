@@ -72,6 +72,7 @@ class RequestRouter:
         self._catalog = catalog
         self._chooser = chooser
         self._sessions = sessions
+        self._failures = 0
         self._routable = [catalog.candidates[name] for name in catalog.routable]
         self._named = {name: Plan((candidate,)) for name, candidate in catalog.candidates.items()}
 
@@ -90,10 +91,16 @@ class RequestRouter:
         except NoneEligible as error:
             raise _nobody(error) from None
         except Exception as error:
-            _log.warning("routing failed, the default candidate answers", exc_info=True)
+            self._note_failure(error)
             choice = self._fallback(request, requirements, excluded, error)
         order = (choice.decision.candidate, *choice.decision.alternatives)
         return Plan(tuple(self._catalog.candidates[name] for name in order), choice, excluded)
+
+    def _note_failure(self, error: Exception) -> None:
+        """The first failure is told with its traceback, then the 2nd, 4th, 8th, …: told, but never a flood."""
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:
+            _log.warning("routing failed %d times, the default candidate answers", self._failures, exc_info=error)
 
     def _exclude(self, requirements: Requirements) -> dict[str, Exclusion]:
         """Who cannot answer. Somebody always can: where only the room is short, those with most of it stay.

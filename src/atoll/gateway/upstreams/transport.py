@@ -8,6 +8,7 @@ answer has come. Closing an answer that is not whole drops its connection, so th
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -26,6 +27,7 @@ _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 _OWN_HEADERS: Final = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
 _MAX_HEADER_BYTES: Final = 64 * 1024
 _DNS_CACHE_S: Final = 60
+_LARGE_BODY_BYTES: Final = 512 * 1024
 
 
 class HttpTransport:
@@ -95,7 +97,8 @@ class HttpTransport:
         try:
             response = await self._session.post(
                 url,
-                data=body,
+                # Large bodies are written in pieces, so that other requests are not held up.
+                data=body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body),
                 headers=headers,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(

@@ -14,7 +14,7 @@ import pytest
 
 from atoll.config import parse_settings
 from atoll.gateway.catalog import build_catalog
-from doubles.gateway import running_gateway
+from doubles.process import serving
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,8 +36,8 @@ def settled(text: str) -> str:
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("torch", reason="the embedded model needs the extra `local`")
-    with running_gateway(tmp_path_factory.mktemp("readme"), "") as url:
-        yield url
+    with serving(tmp_path_factory.mktemp("readme")) as running:
+        yield running.url
 
 
 def test_the_readme_has_its_examples() -> None:

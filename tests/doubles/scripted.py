@@ -91,6 +91,7 @@ class ScriptedUpstream:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first request."""
     connections: int = 0
+    running_requests: int = 0
     port: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -117,7 +118,11 @@ class ScriptedUpstream:
                 self.received.append(received)
                 self.asked.set()
                 script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
-                await script(Wire(reader, writer, received))
+                self.running_requests += 1
+                try:
+                    await script(Wire(reader, writer, received))
+                finally:
+                    self.running_requests -= 1
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:

@@ -104,7 +104,7 @@ def test_atolls_own_wishes_travel_in_extra_body(client: openai.OpenAI) -> None:
     assert float(raw.headers["x-atoll-cost-usd"]) > 0
     extra = raw.parse().model_extra
     assert extra is not None
-    assert {estimate["candidate"] for estimate in extra["atoll"]["estimates"]} == {"gpt-4o", "gpt-4o-mini"}
+    assert {estimate["candidate"] for estimate in extra["atoll"]["decision"]["estimates"]} == {"gpt-4o", "gpt-4o-mini"}
 
 
 @pytest.mark.parametrize(

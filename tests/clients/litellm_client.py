@@ -1,4 +1,4 @@
-"""The litellm client against a gateway; prints what it got as JSON. A program of its own, for what it leaves unclosed."""
+"""The litellm client against a gateway; prints what it got as JSON. Its own program, for what it leaves unclosed."""
 
 from __future__ import annotations
 

@@ -128,11 +128,11 @@ def test_our_own_errors_raise_the_right_class(client: openai.OpenAI, gateway: Pr
         client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "Hi"}])
     with pytest.raises(openai.BadRequestError, match="messages"):
         client.chat.completions.create(model="auto", messages=[])
-    stranger = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="wrong", max_retries=0)
-    with stranger, pytest.raises(openai.AuthenticationError):
-        stranger.models.list()
-    with stranger, pytest.raises(openai.AuthenticationError):
-        stranger.chat.completions.create(model="auto", messages=[{"role": "user", "content": "Hi"}])
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
+        with pytest.raises(openai.AuthenticationError):
+            stranger.chat.completions.create(model="auto", messages=[{"role": "user", "content": "Hi"}])
 
 
 def test_leaving_a_stream_ends_it_at_the_upstream(client: openai.OpenAI, upstream: ScriptedUpstream) -> None:

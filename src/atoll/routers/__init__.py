@@ -4,6 +4,7 @@ from atoll.routers.base import Estimates, Router
 from atoll.routers.decision import decide
 from atoll.routers.eligibility import Exclusion, NoneEligible, Reason, Requirements, exclude
 from atoll.routers.knn import KNNRouter
+from atoll.routers.prior import PriorRouter
 from atoll.routers.registry import load_router, make_router
 from atoll.routers.stickiness import Conversation, stay_or_leave
 
@@ -13,6 +14,7 @@ __all__ = [
     "Exclusion",
     "KNNRouter",
     "NoneEligible",
+    "PriorRouter",
     "Reason",
     "Requirements",
     "Router",

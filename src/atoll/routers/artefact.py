@@ -25,6 +25,9 @@ FORMAT: Final = 1
 ABOUT_FILE: Final = "router.json"
 TENSORS_FILE: Final = "router.safetensors"
 _HEADER_KEY: Final = "atoll"
+_FILE_MODE: Final = 0o644
+_FOLDER_MODE: Final = 0o755
+"""A router is no secret: whoever serves may read what somebody else has fitted."""
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -107,6 +110,7 @@ def _write_file(path: Path, text: str, arrays: Tensors) -> None:
     part = Path(name)
     try:
         save_file(arrays, part, metadata={_HEADER_KEY: text})
+        part.chmod(_FILE_MODE)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -122,8 +126,9 @@ def _write_folder(path: Path, text: str, arrays: Tensors) -> None:
     part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
     try:
         save_file(arrays, part / TENSORS_FILE)
+        (part / TENSORS_FILE).chmod(_FILE_MODE)
         (part / ABOUT_FILE).write_text(text, encoding="utf-8")
-        part.chmod(0o755)
+        part.chmod(_FOLDER_MODE)
         if path.is_dir():
             old = part.with_suffix(".old")
             path.rename(old)

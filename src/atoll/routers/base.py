@@ -83,8 +83,12 @@ class Router(ABC):
         """Learn from scratch. The columns of `table` are `candidates`. DataError for an empty table."""
 
     @abstractmethod
-    def update(self, outcomes: Sequence[Outcome], embeddings: Embeddings) -> Self:
-        """Learn online from further outcomes, one or many; raises RouterError for a candidate it does not know."""
+    def update(self, outcomes: Sequence[Outcome], embeddings: Embeddings, *, space: str | None = None) -> Self:
+        """Learn online from further outcomes, one or many, with vectors of `space` (None for `space_`).
+
+        An outcome without a quality still teaches how long answers are. Raises RouterError for a candidate, a space or
+        a dimension that the router does not know, DataError for a quality outside [0, 1]; then nothing is learned.
+        """
 
     @abstractmethod
     def add_candidate(

@@ -31,7 +31,7 @@ from atoll.routers.eligibility import Exclusion, NoneEligible, over_cap
 from atoll.routers.utility import typical_cost_usd, weights
 from atoll.types import Decision, Estimate, Preference
 
-ACCEPTABLE_SHARE: Final = 0.5
+ACCEPTABLE_SHARE: Final = 0.4
 """Of the best eligible candidate's estimated quality. Below it an answer is not worth having at any price."""
 TIE_STDS: Final = 0.5
 """Standard deviations of the best candidate's quality within which another counts as equal; half as many at

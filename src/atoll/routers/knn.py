@@ -28,7 +28,7 @@ from atoll.routers.kernel_cv import K_GRID, CrossValidation, Progress, cross_val
 from atoll.routers.names import match_name
 from atoll.routers.nearest import NearestPrompts
 from atoll.routers.parameters import Range, check_parameters
-from atoll.routers.pool import Pool
+from atoll.routers.pool import Pool, check_pool
 from atoll.routers.table import Matrix, OutcomeTable
 from atoll.types import Candidate, Outcome
 
@@ -116,11 +116,11 @@ class KNNRouter(Router):
         self._digest = _digest(table.embeddings, table.quality, table.output_tokens)
         return self
 
-    def update(self, outcomes: Sequence[Outcome], embeddings: Embeddings) -> Self:
+    def update(self, outcomes: Sequence[Outcome], embeddings: Embeddings, *, space: str | None = None) -> Self:
         table = OutcomeTable.from_outcomes(outcomes, embeddings, self._all_names())
         if len(table) == 0:
             return self
-        self._check_space(table.embeddings, self._nearest.dimension, None)
+        self._check_space(table.embeddings, self._nearest.dimension, space)
         with self._lock:
             self._remember(table, self._pool.columns)
             self._n_updates += 1
@@ -139,6 +139,7 @@ class KNNRouter(Router):
         return self.update(outcomes, embeddings or {})
 
     def set_candidates(self, candidates: Sequence[Candidate]) -> Self:
+        check_pool(candidates)
         with self._lock:
             self._set_pool(candidates)
         return self

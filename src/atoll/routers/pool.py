@@ -13,6 +13,16 @@ from atoll.types import TOKENS_PER_PRICE_UNIT, Candidate
 Floats = npt.NDArray[np.float64]
 
 
+def check_pool(candidates: Sequence[Candidate]) -> None:
+    """Raises RouterError for an empty pool or a name that comes twice."""
+    names = [candidate.name for candidate in candidates]
+    if not names:
+        raise RouterError("a router needs at least one candidate")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RouterError(f"two candidates are called {twice!r}; names are unique")
+
+
 class Pool:
     """Immutable: routers replace it as a whole, so that an estimate under way keeps the one it began with."""
 

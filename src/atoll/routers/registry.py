@@ -12,6 +12,7 @@ from atoll.routers.base import Router
 
 ROUTERS: Final = {
     "knn": "atoll.routers.knn:KNNRouter",
+    "prior": "atoll.routers.prior:PriorRouter",
 }
 """Where each is; imported when it is asked for."""
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from atoll.errors import DataError
-from atoll.routers.data import candidates_of, joined, load_dataset
+from atoll.routers.datasets import candidates_of, joined, load_dataset
 
 PROMPTS: dict[str, list[Any]] = {"prompt_id": ["p1", "p2"], "text": ["one", "two"], "domain": ["a", "b"]}
 OUTCOMES: dict[str, list[Any]] = {

@@ -63,6 +63,8 @@ routing: {default_candidate: small}
         ("servers: {}", ["atoll.yaml:1: servers: unknown key (did you mean 'server'?)"]),
         ("server:\n  port: '8700'", ["atoll.yaml:2: server.port", "integer", "'8700'"]),
         ("server:\n  port: 70000", ["atoll.yaml:2: server.port", "65535", "70000"]),
+        ("server:\n  port: 99999999999999999999", ["atoll.yaml:2: server.port"]),
+        ("server:\n  drain_s: .inf", ["atoll.yaml:2: server.drain_s", "finite"]),
         ("server: 5", ["atoll.yaml:1: server", "found 5"]),
         ("- 1", ["atoll.yaml:1", "server, data_dir"]),
         ("upstreams:\n  a: {kind: opnai}", ["atoll.yaml:2: upstreams.a", "openai, litellm, local, replay"]),

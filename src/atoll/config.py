@@ -7,12 +7,12 @@ allowed. `${NAME}` in a value is replaced by the environment variable NAME; `${N
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from atoll._yaml import Document, EnvText, Key, parse_document
@@ -24,7 +24,7 @@ AUTO_MODEL: Final = "auto"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Timeouts(_Section):
@@ -239,7 +239,7 @@ def parse_settings(text: str, name: str, environ: Mapping[str, str]) -> Settings
 def _validate(document: Document) -> Settings:
     """Strict validation; a value from the environment may be read as a number or a boolean where one is wanted."""
     try:
-        return Settings.model_validate_json(orjson.dumps(document.data))
+        return Settings.model_validate_json(json.dumps(document.data))
     except ValidationError as error:
         typed = [_give_type(document.data, _way(document.data, problem["loc"])) for problem in error.errors()]
         if any(typed):

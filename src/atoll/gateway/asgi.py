@@ -6,6 +6,7 @@ A framework's route costs more than all that the gateway does for a request, so 
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from typing import Final
 
@@ -26,7 +27,7 @@ class Gateway:
     """What a server runs. Starts `state` when the server starts up, closes it when the server shuts down."""
 
     def __init__(self, state: GatewayState) -> None:
-        self._state = state
+        self.state = state
         self._cold: FastAPI = build_api(state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +40,7 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         endpoint = HOT.get(exchange.path)
         try:
-            self._state.hosts.check(exchange.headers.get(b"host"))
+            self.state.hosts.check(exchange.headers.get(b"host"))
             if endpoint is not None and scope["method"] != "POST":
                 raise InvalidRequest(
                     f"{exchange.path!r} takes POST, not {scope['method']}", status=405, code="method_not_allowed"
@@ -53,15 +54,17 @@ class Gateway:
         if endpoint is None:
             await self._cold(scope, receive, send)
         else:
-            await self._state.pipeline.serve(endpoint, exchange)
+            await self.state.pipeline.serve(endpoint, exchange)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """ASGI's lifespan. What a person can put right is told in one line, anything else with its traceback."""
         await receive()
         try:
-            await self._state.start()
+            await self.state.start()
         except AtollError as error:
             sys.stderr.write(f"atoll: {error}\n")
+            # uvicorn would add that starting up has failed.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             await send({"type": "lifespan.startup.failed", "message": ""})
             return
         # What lives from here to the end need not be looked at by every full collection, which would stop all requests.
@@ -69,5 +72,5 @@ class Gateway:
         gc.freeze()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self._state.close()
+        await self.state.close()
         await send({"type": "lifespan.shutdown.complete"})

@@ -28,6 +28,12 @@ def banner(settings: Settings, catalog: Catalog, listener: socket.socket) -> str
     return "\n".join(lines) + "\n"
 
 
+def ready_line(catalog: Catalog, upstream: str, seconds: float) -> str:
+    """Told when a local model answers."""
+    names = ", ".join(one.name for one in catalog.candidates.values() if one.upstream == upstream)
+    return f"  ready     {names} after {seconds:.1f} s\n"
+
+
 def _served(catalog: Catalog) -> list[str]:
     names_by_upstream: dict[str, list[str]] = defaultdict(list)
     for candidate in catalog.candidates.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
@@ -122,6 +123,17 @@ class Metrics:
         self._loop_tasks.set(len(asyncio.all_tasks()))
         if MULTIPROCESS_DIR not in os.environ:
             return generate_latest(self._registry)
+        _forget_the_dead(Path(os.environ[MULTIPROCESS_DIR]))
         joined = CollectorRegistry()
         multiprocess.MultiProcessCollector(joined)  # type: ignore[no-untyped-call]
         return generate_latest(joined)
+
+
+def _forget_the_dead(folder: Path) -> None:
+    """A worker that was killed still shows what it had in flight, unless its gauges go with it."""
+    for path in folder.glob("gauge_live*_*.db"):
+        pid = int(path.stem.rpartition("_")[2])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import math
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,14 +27,16 @@ from atoll.config import LocalUpstream, ServerSettings, Settings
 from atoll.errors import AtollError, ConfigError
 from atoll.gateway.asgi import Gateway
 from atoll.gateway.auth import check_exposure
-from atoll.gateway.banner import banner
+from atoll.gateway.banner import banner, ready_line
 from atoll.gateway.catalog import Catalog, build_catalog
 from atoll.gateway.http.protocol import BoundedProtocol
 from atoll.gateway.redact import RedactingFilter, Redactor, secrets_of
+from atoll.gateway.state import GatewayState
 from atoll.gateway.upstreams.local import ENGINE_SOCKETS
 from atoll.local_backend.supervisor import EngineSupervisor
 
 _BACKLOG: Final = 2048
+_READY_POLL_S: Final = 0.1
 _KEEP_ALIVE_S: Final = 75
 """Longer than the idle time of common load balancers and client pools, which would else meet a closed connection."""
 
@@ -60,7 +64,7 @@ def _run(settings: Settings, environ: Mapping[str, str]) -> int:
         if settings.server.workers == 1:
             _Server(config, told).run(sockets=[listener])
         else:
-            sys.stderr.write(told)
+            _tell(told)
             with _shared_metrics(), shared_engines(settings, catalog):
                 return _supervise(Multiprocess(config, sockets=[listener]))
     except KeyboardInterrupt:
@@ -88,7 +92,6 @@ class Application:
     def __call__(self) -> Gateway:
         # The parts are heavy and belong to the process that serves.
         from atoll.gateway.parts import build_parts
-        from atoll.gateway.state import GatewayState
 
         configure_logging(self)
         try:
@@ -109,8 +112,31 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        sys.stderr.write(self._told)
-        sys.stderr.flush()
+        _tell(self._told)
+        gateway = self.config.loaded_app
+        assert isinstance(gateway, Gateway)
+        self._waiting = asyncio.create_task(_tell_when_ready(gateway.state), name="atoll-ready")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._waiting.cancel()
+        await super().shutdown(sockets)
+
+
+async def _tell_when_ready(state: GatewayState) -> None:
+    """A line for each local model once it answers: loading one takes seconds, and more the first time."""
+    started = time.monotonic()
+    waiting = {name for name, upstream in state.catalog.upstreams.items() if isinstance(upstream, LocalUpstream)}
+    while waiting:
+        ready = await state.upstreams_ready()
+        for name in sorted(name for name in waiting if ready[name]):
+            _tell(ready_line(state.catalog, name, time.monotonic() - started))
+            waiting.discard(name)
+        await asyncio.sleep(_READY_POLL_S)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def uvicorn_config(settings: Settings, application: Application | Gateway) -> uvicorn.Config:
@@ -200,6 +226,16 @@ def shared_engines(settings: Settings, catalog: Catalog) -> Iterator[None]:
         os.environ.pop(ENGINE_SOCKETS, None)
         for engine in engines.values():
             engine.close()
+
+
+def _tell_when_engine_ready(catalog: Catalog, name: str, engine: EngineSupervisor) -> None:
+    started = time.monotonic()
+    try:
+        asyncio.run(engine.wait_ready())
+    except AtollError as error:
+        _tell(f"atoll: {error}\n")
+    else:
+        _tell(ready_line(catalog, name, time.monotonic() - started))
 
 
 @contextmanager

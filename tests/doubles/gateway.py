@@ -19,7 +19,7 @@ from atoll.config import CandidateSettings, OpenAIUpstream, Prices, Settings, Ti
 from atoll.gateway.asgi import Gateway
 from atoll.gateway.catalog import Catalog, build_catalog
 from atoll.gateway.embeddings import TextEmbedder
-from atoll.gateway.ledger.row import LedgerRow
+from atoll.gateway.ledger.row import LedgerRecord, LedgerRow
 from atoll.gateway.parse import ParsedRequest
 from atoll.gateway.routing import Choice
 from atoll.gateway.server import bind, uvicorn_config
@@ -68,11 +68,12 @@ class ListLedger:
     def record(self, row: LedgerRow) -> None:
         self.rows.append(row)
 
-    async def add_feedback(self, request_id: str, score: float, comment: str | None) -> LedgerRow | None:
+    async def add_feedback(self, request_id: str, score: float, comment: str | None) -> LedgerRecord | None:
         row = next((row for row in self.rows if row.request_id == request_id), None)
-        if row is not None:
-            self.scores[request_id] = (score, comment)
-        return row
+        if row is None:
+            return None
+        self.scores[request_id] = (score, comment)
+        return LedgerRecord(**dataclasses.asdict(row), feedback_score=score, feedback_comment=comment)
 
     async def close(self) -> None:
         return
@@ -82,9 +83,9 @@ class ListLearner:
     def __init__(self) -> None:
         self.learned: list[Outcome] = []
 
-    def learn(self, outcome: Outcome, embedding: Any, space: str) -> bool:
-        self.learned.append(outcome)
-        return space == "test-space"
+    def learn(self, outcomes: Sequence[Outcome], embeddings: Mapping[str, Any], space: str) -> int:
+        self.learned += outcomes
+        return len(outcomes) if space == "test-space" else 0
 
 
 @dataclass

@@ -225,3 +225,27 @@ async def test_no_secret_is_in_the_log_whatever_happens(tmp_path: Path, upstream
 
 def test_the_environment_has_no_keys_that_tests_could_spend() -> None:
     assert not any("API_KEY" in name and value.startswith("sk-") for name, value in os.environ.items())
+
+
+async def test_what_feedback_has_taught_is_known_after_a_restart(tmp_path: Path, upstream: ScriptedUpstream) -> None:
+    config = _config(upstream)
+
+    async def quality(client: aiohttp.ClientSession) -> float:
+        body = {"messages": [{"role": "user", "content": "Write a haiku about the sea"}]}
+        async with client.post("/v1/route", json=body) as answer:
+            return float((await answer.json())["estimates"][0]["quality"])
+
+    async with _running(tmp_path, config) as (_, client):
+        before = await quality(client)
+        for _ in range(10):
+            body = {"model": "auto", "messages": [{"role": "user", "content": "Write a haiku about the sea"}]}
+            async with client.post("/v1/chat/completions", json=body) as answer:
+                request_id = answer.headers["x-atoll-request-id"]
+            async with client.post("/v1/feedback", json={"request_id": request_id, "score": 0}) as answer:
+                assert (await answer.json())["router_updated"] is True
+        learned = await quality(client)
+    assert learned < before
+    async with _running(tmp_path, config) as (_, client):
+        async with asyncio.timeout(10):
+            while abs(await quality(client) - learned) > 1e-6:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)

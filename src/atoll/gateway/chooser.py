@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from atoll.errors import RouterError
 from atoll.gateway.parse import ParsedRequest
 from atoll.gateway.routing import Choice
 from atoll.gateway.sessions import Session
@@ -58,34 +57,19 @@ class LearnedChooser:
             decision = stay_or_leave(decision, conversation)
         return Choice(decision, embedded.vector, embedded.space)
 
-    def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32], space: str) -> bool:
-        """Teach the router one outcome; False where it does not know the space or the candidate."""
-        if space != self._router.space_ or outcome.candidate not in self._candidates:
-            return False
-        self._router.update([outcome], {outcome.prompt: embedding})
-        return True
+    def learn(self, outcomes: Sequence[Outcome], embeddings: Mapping[str, npt.NDArray[np.float32]], space: str) -> int:
+        """Teach the router what it can learn: outcomes of its candidates, in a space that it knows."""
+        known = [outcome for outcome in outcomes if outcome.candidate in self._candidates]
+        if not known or space not in self._router.spaces:
+            return 0
+        self._router.update(known, {outcome.prompt: embeddings[outcome.prompt] for outcome in known}, space=space)
+        return len(known)
 
     def _conversation(self, request: ParsedRequest, session: Session | None) -> Conversation | None:
         candidate = self._candidates.get(session.candidate) if session is not None else None
         if session is None or candidate is None:
             return None
         return Conversation(candidate, session.prompt_tokens, is_in_tool_loop=_is_in_tool_loop(request))
-
-
-class NoRouter:
-    """Stands in until the prior router ships: every request goes to the default candidate, and says so."""
-
-    async def choose(
-        self,
-        request: ParsedRequest,
-        requirements: Requirements,
-        excluded: Mapping[str, Exclusion],
-        session: Session | None,
-    ) -> Choice:
-        raise RouterError("there is no prior router yet")
-
-    def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32], space: str) -> bool:
-        return False
 
 
 def _is_in_tool_loop(request: ParsedRequest) -> bool:

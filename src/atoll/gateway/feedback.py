@@ -1,20 +1,29 @@
-"""How good an answer was: joined to its ledger row, and taught to the router that chose."""
+"""How good an answer was: joined to its ledger row, and taught to the router that chose.
+
+What a router has learned is not kept in a file of its own: the ledger has it all, and a gateway that starts learns from
+the feedback that is there, whatever router it has now. With several workers, one that is told teaches its own router at
+once; the others know with the next start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.errors import NotFound, Unavailable
-from atoll.gateway.ledger.row import LedgerRow
+from atoll.gateway.ledger.row import LedgerRecord, LedgerRow
 from atoll.gateway.metrics import Metrics
 from atoll.types import Outcome
 
 _log = logging.getLogger(__name__)
+
+MAX_RECALLED: Final = 20_000
+"""The latest so many scores are learned from at a start."""
 
 
 class Ledger(Protocol):
@@ -28,7 +37,7 @@ class Ledger(Protocol):
     def record(self, row: LedgerRow) -> None:
         """Take a finished row; returns at once."""
 
-    async def add_feedback(self, request_id: str, score: float, comment: str | None) -> LedgerRow | None:
+    async def add_feedback(self, request_id: str, score: float, comment: str | None) -> LedgerRecord | None:
         """Join a score to a request, the last one counts; None when there is no such request."""
 
     async def close(self) -> None:
@@ -36,8 +45,8 @@ class Ledger(Protocol):
 
 
 class Learner(Protocol):
-    def learn(self, outcome: Outcome, embedding: npt.NDArray[np.float32], space: str) -> bool:
-        """Teach the router one outcome; False where nothing can be learned from it. May raise, and take a while."""
+    def learn(self, outcomes: Sequence[Outcome], embeddings: Mapping[str, npt.NDArray[np.float32]], space: str) -> int:
+        """Teach the router; how many outcomes it could learn from. May raise, and take a while."""
 
 
 class FeedbackDesk:
@@ -47,36 +56,47 @@ class FeedbackDesk:
         self._metrics = metrics
 
     async def give(self, request_id: str, score: float, comment: str | None) -> bool:
-        """Keep a score; whether a router learned from it.
-
-        Raises NotFound for a request that the ledger does not have.
-        """
+        """Keep a score; whether a router learned from it. Raises NotFound for a request that is not in the ledger."""
         if self._ledger is None:
             raise Unavailable("Feedback needs the ledger, which is off (ledger.enabled)", code="ledger_off")
-        row = await self._ledger.add_feedback(request_id, score, comment)
-        if row is None:
+        record = await self._ledger.add_feedback(request_id, score, comment)
+        if record is None:
             raise NotFound(f"There is no request {request_id[:80]!r} in the ledger", param="request_id")
-        if row.served_model is not None:
-            self._metrics.feedback(row.served_model)
-        return await self._teach(row, score)
+        if record.served_model is not None:
+            self._metrics.feedback(record.served_model)
+        return await asyncio.to_thread(self.teach, [record]) > 0
 
-    async def _teach(self, row: LedgerRow, score: float) -> bool:
-        """Only what the router saw can teach it: a request that named its candidate has no vector."""
-        if self._learner is None or row.embedding is None or row.embedding_space is None or row.served_model is None:
-            return False
-        vector = np.frombuffer(row.embedding, dtype=np.float32)
-        outcome = Outcome(
-            prompt=row.request_id,
-            candidate=row.served_model,
-            quality=score,
-            prompt_tokens=row.prompt_tokens,
-            completion_tokens=row.completion_tokens,
-            cost_usd=row.cost_usd,
-            latency_s=row.latency_s,
-            propensity=row.propensity,
-        )
-        try:
-            return await asyncio.to_thread(self._learner.learn, outcome, vector, row.embedding_space)
-        except Exception:
-            _log.warning("the router could not learn from feedback on %s", row.request_id, exc_info=True)
-            return False
+    def teach(self, records: Sequence[LedgerRecord]) -> int:
+        """Teach the router what `records` tell; how many it learned from. Never raises.
+
+        Only what the router saw can teach it: a request that named its candidate has no vector.
+        """
+        if self._learner is None:
+            return 0
+        learned = 0
+        for space in {record.embedding_space for record in records}:
+            telling = [record for record in records if record.embedding_space == space and record.embedding is not None]
+            if space is None or not telling:
+                continue
+            try:
+                learned += self._learner.learn(list(map(_outcome, telling)), _vectors(telling), space)
+            except Exception:
+                _log.warning("the router could not learn from feedback on %d requests", len(telling), exc_info=True)
+        return learned
+
+
+def _outcome(record: LedgerRecord) -> Outcome:
+    return Outcome(
+        prompt=record.request_id,
+        candidate=record.served_model or "",
+        quality=record.feedback_score,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        cost_usd=record.cost_usd,
+        latency_s=record.latency_s,
+        propensity=record.propensity,
+    )
+
+
+def _vectors(records: Sequence[LedgerRecord]) -> dict[str, npt.NDArray[np.float32]]:
+    return {record.request_id: np.frombuffer(record.embedding or b"", dtype=np.float32) for record in records}

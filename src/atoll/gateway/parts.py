@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from atoll.config import Settings
 from atoll.gateway.catalog import Catalog
-from atoll.gateway.chooser import LearnedChooser, NoRouter
-from atoll.gateway.ledger import Ledger
+from atoll.gateway.chooser import LearnedChooser
+from atoll.gateway.feedback import MAX_RECALLED
+from atoll.gateway.ledger import Filters, Ledger, LedgerRecord
 from atoll.gateway.routing import RequestRouter
 from atoll.gateway.sessions import Sessions
 from atoll.gateway.state import Parts
 from atoll.gateway.upstreams.factory import Surroundings, build_upstream
 from atoll.routers.base import Router
 from atoll.routers.embedding.service import EmbeddingService
-from atoll.routers.registry import ROUTERS, load_router
+from atoll.routers.prior import PriorRouter
+from atoll.routers.registry import load_router
 
 PRIOR: Final = "prior"
 EMBEDDER_NAMES: Final = {"static": "atoll-static", "minilm": "all-minilm-l6-v2"}
@@ -38,14 +41,20 @@ def build_parts(settings: Settings, catalog: Catalog) -> Parts:
     embedder = _embedder(settings)
     chooser = _chooser(settings, catalog, embedder)
     around = surroundings(settings)
+    ledger = Ledger(settings.ledger, settings.data_path) if settings.ledger.enabled else None
     return Parts(
         upstreams={name: build_upstream(name, upstream, around) for name, upstream in catalog.upstreams.items()},
         chooser=chooser,
         learner=chooser,
         embedders={EMBEDDER_NAMES[settings.routing.embedder.kind]: embedder},
-        ledger=Ledger(settings.ledger, settings.data_path) if settings.ledger.enabled else None,
+        ledger=ledger,
         services=(embedder,),
+        past_feedback=partial(_past_feedback, ledger) if ledger is not None else None,
     )
+
+
+def _past_feedback(ledger: Ledger) -> list[LedgerRecord]:
+    return ledger.reader.tail(MAX_RECALLED, Filters(has_feedback=True))
 
 
 @asynccontextmanager
@@ -65,14 +74,14 @@ def _embedder(settings: Settings) -> EmbeddingService:
     return EmbeddingService(settings.routing.embedder, surroundings(settings).cache_dir)
 
 
-def _chooser(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> LearnedChooser | NoRouter:
-    if settings.routing.router == PRIOR and PRIOR not in ROUTERS:
-        return NoRouter()
-    router = open_router(settings, catalog)
+def _chooser(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> LearnedChooser:
+    router = open_router(settings, catalog, embedder.fallback_space)
     return LearnedChooser(router, embedder, exploration=settings.routing.exploration)
 
 
-def open_router(settings: Settings, catalog: Catalog) -> Router:
-    """The configured router, answering for the routable candidates."""
-    router = load_router(Path(settings.routing.router).expanduser())
-    return router.set_candidates([catalog.candidates[routable] for routable in catalog.routable])
+def open_router(settings: Settings, catalog: Catalog, space: str) -> Router:
+    """The configured router, answering for the routable candidates. Raises DataError when it cannot be read."""
+    candidates = [catalog.candidates[name] for name in catalog.routable]
+    if settings.routing.router == PRIOR:
+        return PriorRouter.shipped(candidates, space=space)
+    return load_router(Path(settings.routing.router).expanduser()).set_candidates(candidates)

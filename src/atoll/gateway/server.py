@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -216,11 +217,11 @@ def shared_engines(settings: Settings, catalog: Catalog) -> Iterator[None]:
         if isinstance(upstream, LocalUpstream)
     }
     try:
-        for engine in engines.values():
+        for name, engine in engines.items():
             engine.start()
-        os.environ[ENGINE_SOCKETS] = orjson.dumps(
-            {name: str(one.socket_path) for name, one in engines.items()}
-        ).decode()
+            threading.Thread(target=_tell_when_engine_ready, args=(catalog, name, engine), daemon=True).start()
+        sockets = {name: str(engine.socket_path) for name, engine in engines.items()}
+        os.environ[ENGINE_SOCKETS] = orjson.dumps(sockets).decode()
         yield
     finally:
         os.environ.pop(ENGINE_SOCKETS, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ from atoll.gateway.embeddings import EmbeddingsEndpoint, TextEmbedder
 from atoll.gateway.feedback import FeedbackDesk, Learner, Ledger
 from atoll.gateway.health import Health
 from atoll.gateway.http.watchdog import Watchdog
-from atoll.gateway.ledger.row import LedgerRow
+from atoll.gateway.ledger.row import LedgerRecord, LedgerRow
 from atoll.gateway.metrics import Metrics
 from atoll.gateway.pipeline import Pipeline
 from atoll.gateway.redact import Redactor, secrets_of
@@ -52,6 +52,8 @@ class Parts:
     learner: Learner | None = None
     services: Sequence[Service] = ()
     """What else has to be started and closed."""
+    past_feedback: Callable[[], Sequence[LedgerRecord]] | None = None
+    """What the router learns from at a start; blocking."""
 
 
 class GatewayState:
@@ -98,6 +100,9 @@ class GatewayState:
                 # Closed even when its start fails half-way.
                 stack.push_async_callback(part.close)
                 await part.start()
+            if self._parts.past_feedback is not None:
+                recalling = asyncio.create_task(self._recall(self._parts.past_feedback), name="atoll-recall")
+                stack.push_async_callback(_end, recalling)
             self.watchdog.start()
             stack.push_async_callback(self.watchdog.stop)
             # Requests that the server cancelled at the end of its patience still write their rows.
@@ -115,9 +120,22 @@ class GatewayState:
     def exposition(self) -> bytes:
         return self.metrics.exposition(self._parts.ledger.queue_depth if self._parts.ledger is not None else 0)
 
+    async def _recall(self, past_feedback: Callable[[], Sequence[LedgerRecord]]) -> None:
+        """Learn from earlier feedback while the gateway answers already."""
+        try:
+            records = await asyncio.to_thread(past_feedback)
+            await asyncio.to_thread(self.feedback.teach, records)
+        except Exception:
+            _log.warning("earlier feedback could not be read; the router starts without it", exc_info=True)
+
     def _record(self, row: LedgerRow) -> None:
         if self._parts.ledger is not None:
             self._parts.ledger.record(row)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _routes(catalog: Catalog, upstreams: Mapping[str, Upstream]) -> dict[str, Route]:

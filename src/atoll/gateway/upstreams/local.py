@@ -19,6 +19,7 @@ from atoll.types import Candidate
 ENGINE_SOCKETS: Final = "ATOLL_ENGINE_SOCKETS"
 """Set for workers whose parent supervises the engines: JSON, upstream name to socket path."""
 _COME_BACK_S: Final = 5.0
+_POLL_S: Final = 0.05
 
 
 class Local(Upstream):
@@ -71,11 +72,14 @@ class Local(Upstream):
 
     async def _until_ready(self, request: UpstreamRequest) -> None:
         """A request that comes while the model loads waits for it, as long as it would for a first byte."""
-        supervisor = self._supervisor
-        if supervisor is None or supervisor.is_ready():
+        if await self.is_ready():
             return
         try:
-            await supervisor.wait_ready(request.timeouts.first_byte_s)
+            async with asyncio.timeout(request.timeouts.first_byte_s):
+                if self._supervisor is not None:
+                    await self._supervisor.wait_ready(request.timeouts.first_byte_s)
+                while not await self.is_ready():  # noqa: ASYNC110 - another process makes the socket
+                    await asyncio.sleep(_POLL_S)
         except (EngineError, TimeoutError) as error:
             raise Unavailable(
                 f"The local model of the upstream {self.name!r} is not running: {error}", retry_after_s=_COME_BACK_S

@@ -175,6 +175,15 @@ def test_scores_of_a_policy_router_take_the_place_of_the_utility() -> None:
     decision = choose(POOL, 0.5, scores=[0.1, 0.2, 0.9, 0.3])
     assert (decision.candidate, decision.alternatives) == ("large", ("huge", "mini", "nano"))
     assert decision.scores == (0.1, 0.2, 0.9, 0.3)
+    assert decision.reason == "large: estimated quality 0.80, ranked first of 4 candidates by the router's policy"
+
+
+@given(pools, preferences, st.data())
+def test_there_is_a_reason_for_every_choice(pool: list[Estimate], preference: float, data: st.DataObject) -> None:
+    """Free candidates, equal ones and policies included."""
+    scores = data.draw(st.one_of(st.none(), st.lists(st.floats(-1, 1), min_size=len(pool), max_size=len(pool))))
+    decision = choose(pool, preference, scores=scores)
+    assert decision.reason.startswith(f"{decision.candidate}: ")
 
 
 @pytest.mark.parametrize("preference", [-0.1, 1.1, float("nan")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from atoll.errors import DataError, RouterError
 from atoll.routers import knn
 from atoll.routers.additive import adjusted_means
-from atoll.routers.checks import DIMENSION, POOL, SPACE, fitted, probe, regions, world
+from atoll.routers.checks import DIMENSION, POOL, SPACE, fitted, regions, world
 from atoll.routers.kernel import Kernel
 from atoll.routers.kernel_cv import cross_validate, picks
 from atoll.routers.knn import KNNRouter
@@ -157,24 +156,3 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "router" / "router.json").write_text(text.replace('"knn"', '"oracle"'))
     with pytest.raises(DataError, match="is a 'oracle' router, not 'knn'"):
         KNNRouter.load(tmp_path / "router")
-
-
-def test_updates_beside_estimates_never_break_either() -> None:
-    router = KNNRouter(recent_capacity=16).fit(*world(), POOL, space=SPACE)
-    vectors, _ = regions(300, seed=40)
-    failures: list[BaseException] = []
-
-    def learn() -> None:
-        try:
-            for row, vector in enumerate(vectors):
-                router.update([Outcome(f"u{row}", "cheap", 1.0)], {f"u{row}": vector})
-        except BaseException as error:
-            failures.append(error)
-
-    learner = threading.Thread(target=learn)
-    learner.start()
-    while learner.is_alive():
-        estimates = router.estimate(*probe())
-        assert ((estimates.quality >= 0) & (estimates.quality <= 1)).all()
-    learner.join()
-    assert failures == []

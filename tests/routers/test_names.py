@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.routers.names import canonical_name, match_name, size_in_name
+from atoll.routers.names import SAME_MODEL, canonical_name, match_name, size_in_name
 from atoll.types import Candidate
 
 KNOWN = (
@@ -121,3 +121,9 @@ def test_sizes_are_read_from_names(name: str, billions: float | None) -> None:
 @pytest.mark.parametrize("name", [*KNOWN, "a/b/c", ":::", "llama", "x" * 300, "ünïcode-7b"])
 def test_spelling_is_settled_after_one_pass(name: str) -> None:
     assert canonical_name(canonical_name(name)) == canonical_name(name)
+
+
+@pytest.mark.parametrize(("served_as", "published_as"), SAME_MODEL.items())
+def test_every_alias_is_spelled_as_it_will_be_looked_up(served_as: str, published_as: str) -> None:
+    assert canonical_name(served_as) == published_as
+    assert canonical_name(published_as) == published_as

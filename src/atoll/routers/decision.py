@@ -65,6 +65,7 @@ def decide(
     quality_weight = preference.quality_weight
     for_quality, for_cost = weights(quality_weight)
     eligible = _eligible(estimates, excluded, preference.max_cost_usd)
+    is_policy = scores is not None
     if scores is None:
         cost_weight = for_cost / typical_cost_usd([estimate.cost_usd for estimate in estimates])
         scores = [for_quality * each.quality - cost_weight * each.cost_usd for each in estimates]
@@ -91,7 +92,7 @@ def decide(
         alternatives=tuple(names[1:]),
         router=router,
         router_version=router_version,
-        reason=reason or _explain(estimates, eligible, acceptable, chosen, quality_weight),
+        reason=reason or _explain(estimates, eligible, acceptable, chosen, None if is_policy else quality_weight),
         estimates=tuple(estimates),
         scores=tuple(scores),
         propensity=propensity,
@@ -158,8 +159,9 @@ def _ranked(
 
 
 def _explain(
-    estimates: Sequence[Estimate], eligible: list[int], acceptable: list[int], chosen: int, quality_weight: float
+    estimates: Sequence[Estimate], eligible: list[int], acceptable: list[int], chosen: int, quality_weight: float | None
 ) -> str:
+    """`quality_weight` is None where a policy has ranked: what moved it is not in the estimates."""
     choice = estimates[chosen]
     if len(eligible) == 1:
         return f"{choice.candidate}: the only candidate that can answer this request"
@@ -167,7 +169,10 @@ def _explain(
     if choice.quality >= best.quality:
         return f"{choice.candidate}: best estimated quality ({choice.quality:.2f}) of {len(eligible)} candidates"
     lead = f"{choice.candidate}: estimated quality {choice.quality:.2f}"
-    at_cost = f"at {_percent(choice.cost_usd, best.cost_usd)} of its cost" if choice.cost_usd > 0.0 else "and is free"
+    if quality_weight is None:
+        return f"{lead}, ranked first of {len(eligible)} candidates by the router's policy"
+    # Cheaper than the best, or the best would have been chosen: so the best costs something.
+    at_cost = f"at {_percent(choice.cost_usd, best.cost_usd)} of its cost" if choice.cost_usd > 0.0 else "at no cost"
     lost = best.quality - choice.quality
     if lost <= min(MAX_TIE, TIE_STDS * best.quality_std):
         return f"{lead} is within the uncertainty of the best ({best.quality:.2f} {best.candidate}) {at_cost}"

@@ -28,7 +28,6 @@ SAME_MODEL: Final = {
     "llama-3.1-70b-versatile": "llama-3.1-70b-instruct",
     "llama-3.1-8b-instant": "llama-3.1-8b-instruct",
     "mathstral-7b-v0.1": "mathstral-7b",
-    "mistral-7b-v0.2-hf": "mistral-7b-v0.2",
     "mixtral-8x7b": "mixtral-8x7b-instruct-v0.1",
     "mixtral-8x7b-32768": "mixtral-8x7b-instruct-v0.1",
     "mixtral-8x7b-instruct": "mixtral-8x7b-instruct-v0.1",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,11 @@ import click
 from atoll.commands.chat import Answered, AskFailed, Gateway, GatewayUnreachable
 from atoll.commands.options import config_file, config_option, json_option, read_settings
 from atoll.commands.output import NOTHING, echo_json, one_line, terminal_safe, usd, write
+from atoll.errors import ConfigError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8700/v1"
 _MAX_REASON_CHARS: Final = 200
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (to call, not to bind)
 
 
 @click.command(
@@ -40,7 +43,9 @@ gets the answer alone.
 @click.option("--system", help="The system prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), help="How long the answer may be.")
 @click.option("--temperature", type=click.FloatRange(0, 2))
-@click.option("--url", envvar="ATOLL_URL", show_envvar=True, help=f"The gateway.  [default: {DEFAULT_URL}]")
+@click.option(
+    "--url", envvar="ATOLL_URL", show_envvar=True, help=f"The gateway.  [default: the configured one, {DEFAULT_URL}]"
+)
 @click.option("--api-key", envvar="ATOLL_API_KEY", show_envvar=True, help="Where the gateway wants one.")
 @config_option
 @json_option
@@ -80,35 +85,46 @@ def ask(
             _echo_answer(texts, answered)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _answer(
     body: dict[str, Any], answered: Answered, url: str | None, api_key: str | None, config_path: Path | None
 ) -> Iterator[Iterator[str]]:
     """The answer's texts, from the gateway that was named, the one that runs, or one of our own."""
-    texts = Gateway(DEFAULT_URL if url is None else url, api_key).chat(body, answered)
-    try:
-        first = next(texts, "")
-    except GatewayUnreachable:
-        if url is not None:
-            raise
-    else:
-        yield _chained(first, texts)
-        return
+    where = url if url is not None else _configured_url(config_path)
+    # Closed here: an interruption between two texts would leave the generator waiting with an open connection.
+    with contextlib.closing(Gateway(where, api_key).chat(body, answered)) as texts:
+        try:
+            first = next(texts, "")
+        except GatewayUnreachable:
+            if url is not None:
+                raise
+        else:
+            yield itertools.chain([first], texts)
+            return
     from atoll.commands.own_gateway import own_gateway
 
-    click.echo(f"No gateway at {DEFAULT_URL}: starting one for this question (`atoll serve` keeps one).", err=True)
-    with own_gateway(config_file(config_path)) as own_url:
-        yield Gateway(own_url, api_key or _own_key(config_path)).chat(body, answered)
+    click.echo(f"No gateway at {where}: starting one for this question (`atoll serve` keeps one).", err=True)
+    with (
+        own_gateway(config_file(config_path)) as own_url,
+        contextlib.closing(Gateway(own_url, api_key or _own_key(config_path)).chat(body, answered)) as texts,
+    ):
+        yield texts
+
+
+def _configured_url(config_path: Path | None) -> str:
+    """Where `atoll serve` would listen."""
+    try:
+        server = read_settings(config_path).server
+    except ConfigError:
+        # Whether it is right matters once a gateway has to be started from it.
+        return DEFAULT_URL
+    host = _LOOPBACK.get(server.host, server.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.port}/v1" if server.port else DEFAULT_URL
 
 
 def _own_key(config_path: Path | None) -> str | None:
     """A gateway that we start reads the same configuration: its keys are ours."""
     return next((key.get_secret_value() for key in read_settings(config_path).server.api_keys), None)
-
-
-def _chained(first: str, others: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from others
 
 
 def _echo_answer(texts: Iterator[str], answered: Answered) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -48,14 +49,19 @@ class Gateway:
     url: str
     api_key: str | None = None
 
-    def chat(self, body: Mapping[str, Any], answered: Answered) -> Iterator[str]:
+    def chat(self, body: Mapping[str, Any], answered: Answered) -> Generator[str]:
         """The text of a streamed chat completion as it arrives; `answered` is complete when it ends.
 
+        Closing the generator ends the call.
         Raises GatewayUnreachable when there is no connection, AskFailed for an error answer and a broken stream.
         """
         connection = self._connection()
-        try:
+        with contextlib.ExitStack() as open_ends:
+            # In the middle of a stream this tells the gateway that nobody listens, and it stops the model.
+            open_ends.callback(connection.close)
             response = self._post(connection, body)
+            # The connection has let go of an answer that ends with it.
+            open_ends.callback(response.close)
             answered.request_id = response.getheader("x-atoll-request-id")
             answered.model = response.getheader("x-atoll-model")
             answered.router = response.getheader("x-atoll-router")
@@ -63,9 +69,6 @@ class Gateway:
             if response.status != 200:
                 raise AskFailed(_told(response.status, response.read(_MAX_ERROR_BYTES)))
             yield from _texts(response, answered)
-        finally:
-            # In the middle of a stream this tells the gateway that nobody listens, and it stops the model.
-            connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)

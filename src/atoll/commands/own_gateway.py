@@ -23,6 +23,8 @@ _READY: Final = re.compile(rb"^Atoll \S+ on (http://\S+)")
 _START_TIMEOUT_S: Final = 240.0
 """The first start of the embedded model unpacks its weights."""
 _STOP_TIMEOUT_S: Final = 10.0
+_EXIT_TIMEOUT_S: Final = 2.0
+"""Between the end of what a process tells and its own."""
 _KEPT_LINES: Final = 20
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -71,9 +73,17 @@ def _when_ready(child: subprocess.Popen[bytes], told: IO[bytes]) -> str:
             threading.Thread(target=told.read, daemon=True).start()
             return ready.group(1).decode()
         lines.append(line)
-    text = b"".join(lines).decode("utf-8", "replace").strip()
-    how = "did not get ready" if child.poll() is None else "could not start"
-    raise GatewayNotStarted(f"The gateway {how}: {text or 'it said nothing'}")
+    text = b"".join(lines).decode("utf-8", "replace").strip().removeprefix("atoll: ")
+    raise GatewayNotStarted(f"The gateway {_fate(child)}: {text or 'it said nothing'}")
+
+
+def _fate(child: subprocess.Popen[bytes]) -> str:
+    """What became of a child that told nothing more."""
+    try:
+        child.wait(_EXIT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"was not ready in {_START_TIMEOUT_S:.0f} s"
+    return "could not start"
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

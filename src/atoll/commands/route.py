@@ -174,6 +174,7 @@ def _summary(preference: float, answers: Sequence[Decision | RequestError]) -> d
         "mean_quality": fmean(estimate["quality"] for estimate in chosen) if chosen else None,
         "fallbacks": sum(decision["is_fallback"] for decision in decisions),
         "refused": len(answers) - len(decisions),
+        "first_refusal": next((str(answer) for answer in answers if isinstance(answer, RequestError)), None),
         "shares": {name: count / len(decisions) for name, count in shares.most_common()},
     }
 
@@ -204,4 +205,5 @@ def _echo_summaries(summaries: Sequence[dict[str, Any]], *, as_json: bool) -> No
                 "the default candidate would answer them. `atoll route PROMPT` shows why."
             )
         if summary["refused"]:
-            click.echo(f"\nNobody may answer {summary['refused']} prompts at preference {summary['preference']:g}.")
+            told = one_line(summary["first_refusal"], 500)
+            click.echo(f"\nNobody answers {summary['refused']} prompts at preference {summary['preference']:g}: {told}")

@@ -181,8 +181,9 @@ class Database:
         )
 
     def _unwritable(self, error: OSError) -> DataError:
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
         return DataError(
-            f"The data folder {self.folder} cannot be written: {error.strerror or error}. Make it writable for this "
+            f"The data folder {self.folder} cannot be written: {why}. Make it writable for this "
             "user, or set data_dir in the configuration to a folder that is"
         )
 

@@ -63,6 +63,14 @@ def test_for_programs(config: str) -> None:
     small, large = checked["candidates"]
     assert (small["input_usd_per_mtok"], small["quality_prior"], small["is_default"]) == (0.1, 0.4, True)
     assert (large["context_tokens"], large["is_routable"]) == (None, False)
+    assert small["expected_quality"] == pytest.approx(0.4, abs=0.01)
+    assert 0.4 < large["expected_quality"] < 1
+
+
+def test_a_router_of_ones_own_says_nothing_without_a_prompt(config: str) -> None:
+    Path(config).write_text(CONFIG.replace("routing: {", "routing: {router: /some/router, "))
+    small, large = json.loads(CliRunner().invoke(atoll, ["models", "--json"]).output)
+    assert (small["expected_quality"], large["expected_quality"]) == (0.4, None)
 
 
 @pytest.mark.parametrize(

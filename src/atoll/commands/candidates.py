@@ -8,11 +8,31 @@ from atoll.commands.output import NOTHING, count, echo_table, number
 from atoll.types import Candidate
 
 if TYPE_CHECKING:
+    from atoll.config import Settings
     from atoll.gateway.catalog import Catalog
 
 
-def candidate_facts(catalog: Catalog, candidate: Candidate) -> dict[str, Any]:
+def expected_qualities(settings: Settings, catalog: Catalog) -> dict[str, float | None]:
+    """By name: how good a candidate is taken to be over all kinds of prompts, before any feedback.
+
+    None where a router of the user's own decides, which says nothing without a prompt.
+    """
+    candidates = catalog.candidates.values()
+    if settings.routing.router != "prior":
+        return {candidate.name: candidate.quality_prior for candidate in candidates}
+    from atoll.routers.prior import SHIPPED, PriorRouter
+
+    router = PriorRouter.load(SHIPPED)
+    return {candidate.name: float(router.prior_of(candidate).quality[-1]) for candidate in candidates}
+
+
+def facts_of_all(settings: Settings, catalog: Catalog) -> list[dict[str, Any]]:
     """For JSON."""
+    qualities = expected_qualities(settings, catalog)
+    return [_facts(catalog, candidate, qualities[candidate.name]) for candidate in catalog.candidates.values()]
+
+
+def _facts(catalog: Catalog, candidate: Candidate, expected_quality: float | None) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "model": candidate.model,
@@ -27,13 +47,15 @@ def candidate_facts(catalog: Catalog, candidate: Candidate) -> dict[str, Any]:
         "capabilities": sorted(candidate.capabilities),
         "sees_private_data": candidate.sees_private_data,
         "quality_prior": candidate.quality_prior,
+        "expected_quality": expected_quality,
         "is_routable": candidate.name in catalog.routable,
         "is_default": candidate.name == catalog.default,
     }
 
 
-def echo_candidates(catalog: Catalog) -> None:
+def echo_candidates(settings: Settings, catalog: Catalog) -> None:
     """For people."""
+    qualities = expected_qualities(settings, catalog)
     head = ["model", "upstream", ">$/Mtok in", ">cached", ">out", ">context", "can", ">quality", "auto"]
     rows = [
         [
@@ -44,7 +66,7 @@ def echo_candidates(catalog: Catalog) -> None:
             f"{candidate.output_usd_per_mtok:g}",
             count(candidate.context_tokens),
             ",".join(sorted(candidate.capabilities)) or NOTHING,
-            number(candidate.quality_prior),
+            number(qualities[candidate.name]),
             _auto(catalog, candidate),
         ]
         for candidate in catalog.candidates.values()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from atoll.commands.candidates import candidate_facts, echo_candidates
+from atoll.commands.candidates import echo_candidates, facts_of_all
 from atoll.commands.options import config_file, config_option, json_option, read_catalog
 from atoll.commands.output import echo_json
 
@@ -39,7 +39,7 @@ def check(config_path: Path | None, as_json: bool) -> None:
                 "config": str(path) if path is not None else None,
                 "data_dir": str(settings.data_path),
                 "upstreams": {name: upstream.kind for name, upstream in catalog.upstreams.items()},
-                "candidates": [candidate_facts(catalog, candidate) for candidate in catalog.candidates.values()],
+                "candidates": facts_of_all(settings, catalog),
                 "default_candidate": catalog.default,
                 "notes": list(catalog.notes),
             }
@@ -47,6 +47,6 @@ def check(config_path: Path | None, as_json: bool) -> None:
         return
     click.echo(f"{path} is right." if path is not None else "No configuration file: Atoll serves what it finds.")
     click.echo(f"Data folder {settings.data_path}; when routing fails, {catalog.default} answers.\n")
-    echo_candidates(catalog)
+    echo_candidates(settings, catalog)
     for note in catalog.notes:
         click.echo(f"\n{note}")

@@ -161,7 +161,7 @@ def test_no_question_on_standard_input(ask: Callable[..., Result], gateway: Scri
 
 
 def test_a_question_that_is_no_utf8(gateway: Scripted) -> None:
-    command = [sys.executable, "-m", "atoll", "ask", "--url", gateway.url, b"caf\xe9"]
+    command = [sys.executable, "-m", "atoll", "ask", "--url", gateway.url, "--session", b"\xff", b"caf\xe9"]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert gateway.asked[0]["messages"][0]["content"] == "caf\ufffd"

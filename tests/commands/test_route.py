@@ -105,7 +105,7 @@ def test_who_cannot_answer_is_shown_with_the_reason(route: Callable[..., Result]
     (row,) = [line for line in done.stdout.splitlines() if "mistral-7b-chat" in line and "±" in line]
     assert "holds 4096 tokens" in row
     assert not row.startswith("→")
-    assert done.stdout.splitlines()[1].split()[1] in ("gpt-4-1106-preview", "claude-v2")
+    assert done.stdout.splitlines()[1].split()[1] in ("gpt-4-1106-preview", "claude-v2", "mixtral-8x7b-chat")
 
 
 def test_a_cap_that_nobody_meets(route: Callable[..., Result], tmp_path: Path) -> None:

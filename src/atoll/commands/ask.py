@@ -15,6 +15,7 @@ import click
 from atoll.commands.chat import Answered, AskFailed, Gateway, GatewayUnreachable
 from atoll.commands.options import config_file, config_option, json_option, read_settings
 from atoll.commands.output import NOTHING, echo_json, one_line, terminal_safe, usd, write
+from atoll.commands.prompts import body_of, valid_text
 from atoll.errors import ConfigError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8700/v1"
@@ -66,16 +67,17 @@ def ask(
     PROMPT is the question, or - to read it from standard input. Where no gateway runs and none is named, one is started
     for this question alone, with the configuration that `atoll serve` would read.
     """
-    text = _standard_input() if prompt == "-" else _valid(prompt)
-    messages = [{"role": "system", "content": _valid(system)}] if system else []
-    messages.append({"role": "user", "content": text})
     given = {"max_tokens": max_tokens, "temperature": temperature}
     body: dict[str, Any] = {
-        "model": model,
-        "messages": messages,
+        "model": valid_text(model),
+        **body_of(_standard_input() if prompt == "-" else prompt, system),
         "stream": True,
         "stream_options": {"include_usage": True},
-        "atoll": {name: value for name, value in extension.items() if value is not None},
+        "atoll": {
+            name: valid_text(value) if isinstance(value, str) else value
+            for name, value in extension.items()
+            if value is not None
+        },
     } | {name: value for name, value in given.items() if value is not None}
     answered = Answered()
     with _answer(body, answered, url, api_key, config_path) as texts:
@@ -157,8 +159,3 @@ def _standard_input() -> str:
     if not text:
         raise AskFailed("There is no question on standard input")
     return text
-
-
-def _valid(text: str) -> str:
-    """What came on the command line may be no UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

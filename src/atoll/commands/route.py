@@ -74,9 +74,7 @@ def route(
     if (prompt is None) == (prompt_file is None):
         raise click.UsageError("Give either a prompt or --file with prompts.")
     settings, catalog = read_catalog(config_path)
-    bodies = [body_of(prompt)] if prompt is not None else read_prompts(prompt_file or Path())
-    if system:
-        bodies = [{**body, "messages": [{"role": "system", "content": system}, *body["messages"]]} for body in bodies]
+    bodies = [body_of(prompt, system)] if prompt is not None else read_prompts(prompt_file or Path(), system)
     wanted = preferences or (settings.routing.default_preference,)
     # What went wrong stands in the reason.
     logging.getLogger("atoll").setLevel(logging.ERROR)

@@ -87,16 +87,15 @@ def test_a_space_without_centres_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    "names",
     [
-        (("gemini-1.5-pro-002", "gemini-1.5-flash-002", "Llama-3.1-8B-Instruct", "Llama-2-7b-hf"), "falling"),
-        (("gpt-4-1106-preview", "mistralai/Mixtral-8x7B-Instruct-v0.1", "mistral-7b-instruct-v0.1"), "falling"),
-        (("llama3.1:70b", "llama3.1:8b", "smollm2-135m-instruct"), "falling"),
+        ("gemini-1.5-pro-002", "gemini-1.5-flash-002", "Llama-3.1-8B-Instruct", "Llama-2-7b-hf"),
+        ("gpt-4-1106-preview", "mistralai/Mixtral-8x7B-Instruct-v0.1", "mistral-7b-instruct-v0.1"),
+        ("llama3.1:70b", "llama3.1:8b", "smollm2-135m-instruct"),
     ],
 )
-def test_known_models_are_in_the_order_that_was_measured(names: tuple[str, ...], expected: str) -> None:
+def test_known_models_are_in_the_order_that_was_measured(names: tuple[str, ...]) -> None:
     quality = mean_quality(*(Candidate(name, name, "u") for name in names))
-    assert expected == "falling"
     assert quality == sorted(quality, reverse=True)
     assert quality[0] - quality[-1] > 0.15
 

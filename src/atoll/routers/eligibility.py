@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -103,8 +103,3 @@ def _too_long(candidate: Candidate, requirements: Requirements) -> Exclusion | N
 def over_cap(candidate: str, cost_usd: float, max_cost_usd: float) -> Exclusion:
     detail = f"costs about ${cost_usd:.6f}, at most ${max_cost_usd:.6f} is allowed"
     return Exclusion(candidate, Reason.COST, detail)
-
-
-def all_excluded(excluded: Mapping[str, object], names: Iterable[str]) -> list[Exclusion]:
-    """Exclusions in the order of `names`."""
-    return [found for name in names if isinstance(found := excluded.get(name), Exclusion)]

@@ -13,8 +13,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import atoll as atoll_package
 from atoll import __version__
 from atoll.cli import COMMANDS, atoll
+
+SOURCE = str(Path(atoll_package.__file__).parents[1])
+"""Absolute, for programs that run in another folder."""
 
 
 def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +29,7 @@ def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.
         timeout=60,
         cwd=cwd,
         check=False,
-        env=os.environ | {"HOME": str(cwd or "/nonexistent"), "COLUMNS": "100"} | environ,
+        env=os.environ | {"HOME": str(cwd or "/nonexistent"), "COLUMNS": "100", "PYTHONPATH": SOURCE} | environ,
     )
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+import atoll
+
 ANSWER = "Rayleigh scattering 🙂: blue light is scattered most."
 CONFIG = """
 server: {{port: {port}}}
@@ -51,7 +53,8 @@ def configure(folder: Path, **more: Any) -> int:
 
 def environ(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
-    return kept | {"COLUMNS": "200"} | more
+    # Absolute, since the programs run in another folder.
+    return kept | {"COLUMNS": "200", "PYTHONPATH": str(Path(atoll.__file__).parents[1])} | more
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

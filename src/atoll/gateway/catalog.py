@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
@@ -76,6 +76,7 @@ def build_catalog(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     if not named:
         raise ConfigError(_nothing_to_serve(settings, notes))
     candidates = {entry.name: _candidate(entry, upstreams[entry.upstream]) for entry in named}
+    notes.extend(_unpriced(named, candidates, upstreams))
     routable = tuple(entry.name for entry in named if entry.is_routable and not _only_embeds(candidates[entry.name]))
     default = settings.routing.default_candidate or (routable or tuple(candidates))[0]
     if default not in candidates:
@@ -141,6 +142,21 @@ def _capabilities(
     # The table has no column for log-probabilities; reasoning models refuse them.
     gives_logprobs = isinstance(upstream, OpenAIUpstream | ReplayUpstream) and not known.is_reasoning
     return known.capabilities | ({"logprobs"} if gives_logprobs else frozenset())
+
+
+def _unpriced(
+    named: Iterable[CandidateSettings], candidates: Mapping[str, Candidate], upstreams: Mapping[str, UpstreamSettings]
+) -> Iterator[str]:
+    """A price that nobody knows counts as nothing, which a router takes for an offer."""
+    names = [
+        entry.name
+        for entry in named
+        if entry.prices is None
+        and isinstance(upstreams[entry.upstream], OpenAIUpstream | LiteLLMUpstream)
+        and _known(candidates[entry.name].model, entry, upstreams[entry.upstream]) is None
+    ]
+    if names:
+        yield f"No price is known for {', '.join(names)}: counted as free. Set `prices` where that is wrong"
 
 
 def _only_embeds(candidate: Candidate) -> bool:

@@ -65,6 +65,11 @@ async def test_a_body_over_the_limit_is_413_before_it_is_read(first: ScriptedUps
         assert (await gateway.chat()).status == 200
 
 
+async def test_a_compressed_body_is_415(gateway: Running) -> None:
+    answer = await gateway.post("/v1/chat/completions", b"\x1f\x8b", content_encoding="gzip")
+    assert (answer.status, answer.error["code"]) == (415, "unsupported_encoding")
+
+
 async def test_five_megabytes_are_passed_on(gateway: Running, first: ScriptedUpstream) -> None:
     answer = await gateway.chat(messages=[{"role": "user", "content": "word " * 1_000_000}])
     assert answer.status == 200

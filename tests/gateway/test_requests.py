@@ -193,5 +193,12 @@ async def test_nobody_who_can_do_it_is_a_400_that_names_it(first: ScriptedUpstre
     assert "logprobs" in answer.error["message"]
 
 
+async def test_a_hard_cap_holds_for_a_named_model_too(gateway: Running, first: ScriptedUpstream) -> None:
+    assert (await gateway.chat(atoll={"max_cost_usd": 0.1})).status == 200
+    answer = await gateway.chat(atoll={"max_cost_usd": 1e-9})
+    assert (answer.status, answer.error["code"]) == (400, "max_cost_exceeded")
+    assert len(first.received) == 1
+
+
 def test_usage_adds_up() -> None:
     assert Usage(3, 1, 4).total_tokens == 7

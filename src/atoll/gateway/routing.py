@@ -82,6 +82,8 @@ class RequestRouter:
             plan = self._named.get(request.model)
             if plan is None:
                 raise unknown_model(request.model, self._catalog.candidates)
+            if request.extensions.preference.max_cost_usd is not None:
+                self._under(request.extensions.preference.max_cost_usd, requirements_of(request), [request.model])
             return plan
         requirements = requirements_of(request)
         excluded = self._exclude(requirements)
@@ -155,7 +157,7 @@ def _nobody(error: NoneEligible) -> InvalidRequest:
     told = "; ".join(f"{exclusion.candidate}: {exclusion}" for exclusion in error.exclusions)[:800]
     if Reason.COST in error.reasons:
         return InvalidRequest(
-            f"No model that 'auto' may choose stays under max_cost_usd. {told}. Raise it, or shorten the prompt",
+            f"No model that may answer stays under max_cost_usd. {told}. Raise it, or shorten the prompt",
             param="atoll.max_cost_usd",
             code="max_cost_exceeded",
         )

@@ -67,6 +67,13 @@ class Exchange:
 
         Raises PayloadTooLarge before more than `max_bytes` are read, ClientClosed when it never ends.
         """
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
+            raise InvalidRequest(
+                f"Bodies must not be compressed, found content-encoding {encoding[:40].decode('latin-1')!r}",
+                status=415,
+                code="unsupported_encoding",
+            )
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > max_bytes:
             raise body_too_large(max_bytes)

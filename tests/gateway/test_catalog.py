@@ -89,9 +89,7 @@ candidates:
     assert unknown.context_tokens is None
     assert "vision" not in unknown.capabilities
     assert found.default == "gpt-4o-mini"
-    assert found.notes == (
-        "No price is known for nobody-knows-me: counted as free. Set `prices` where that is wrong",
-    )
+    assert found.notes == ("No price is known for nobody-knows-me: counted as free. Set `prices` where that is wrong",)
     assert not any(candidate.sees_private_data for candidate in found.candidates.values())
 
 

@@ -68,8 +68,10 @@ class Pipeline:
             _log.exception("request %s failed inside the gateway", call.row.request_id)
             await self._tell(call, InternalFault("The gateway made a mistake. Its log has the details"))
         finally:
-            await self._release(call)
-            self.books.close(call)
+            try:
+                await self._release(call)
+            finally:
+                self.books.close(call)
 
     async def _serve(self, call: Call) -> None:
         exchange, limits = call.exchange, self.settings.limits

@@ -39,6 +39,19 @@ EXAMPLES = {
         {"prompt_tokens": 100, "completion_tokens": 5, "prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36},
         Usage(100, 64, 5),
     ),
+    "gemini's OpenAI endpoint": (
+        {"prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 430},
+        Usage(10, 0, 420, 400),
+    ),
+    "xai": (
+        {
+            "prompt_tokens": 32,
+            "completion_tokens": 9,
+            "total_tokens": 135,
+            "completion_tokens_details": {"reasoning_tokens": 94},
+        },
+        Usage(32, 0, 103, 94),
+    ),
     "embeddings": ({"prompt_tokens": 8, "total_tokens": 8}, Usage(8)),
     "nulls": ({"prompt_tokens": 8, "completion_tokens": None, "prompt_tokens_details": None}, Usage(8)),
     "more cached than prompt": (
@@ -68,6 +81,7 @@ def test_cached_tokens_are_billed_at_the_cached_price_once() -> None:
 NAMES = [
     "prompt_tokens",
     "completion_tokens",
+    "total_tokens",
     "input_tokens",
     "output_tokens",
     "cached_tokens",

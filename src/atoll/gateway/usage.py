@@ -6,6 +6,7 @@
 | OpenAI responses | `input_tokens`, cached included | `input_tokens_details.cached_tokens` | in `output_tokens` |
 | Anthropic | `input_tokens`, cached **not** included | `cache_read_input_tokens`, and `cache_creation_…` | – |
 | DeepSeek | `prompt_tokens`, cached included | `prompt_cache_hit_tokens` | in `completion_tokens` |
+| Gemini's and xAI's OpenAI endpoints | as OpenAI | as OpenAI | only in `total_tokens`: **not** in `completion_tokens` |
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def usage_from(usage: Any) -> Usage | None:
             usage, "prompt_cache_hit_tokens"
         )
         reasoning_tokens = _count(_details(usage, "completion_tokens_details"), "reasoning_tokens")
+        unlisted_tokens = _count(usage, "total_tokens") - prompt_tokens - completion_tokens
+        if unlisted_tokens > 0 and "completion_tokens" in usage:
+            # Thought, and billed as output.
+            completion_tokens += unlisted_tokens
+            reasoning_tokens = max(reasoning_tokens, unlisted_tokens)
     elif "input_tokens" in usage or "output_tokens" in usage:
         prompt_tokens = _count(usage, "input_tokens")
         completion_tokens = _count(usage, "output_tokens")

@@ -73,6 +73,8 @@ async def test_a_question_nobody_recorded_says_which_table(tmp_path: Path) -> No
         ("[]", "expected an object"),
         ('{"answer": "x"}', "'prompt' (a text) or 'messages' (a list) is missing"),
         ('{"prompt": "x", "answer": "y", "reply": "z"}', "unknown key 'reply'"),
+        ('{"prompt": "x", "answer": "y", "usage": [5]}', "'usage' must be an object of token counts, found [5]"),
+        ('{"prompt": "x", "answer": "y", "usage": {"prompt_tokens": "5"}}', "'usage' must be an object"),
     ],
 )
 async def test_a_wrong_table_names_the_line(tmp_path: Path, line: str, told: str) -> None:
@@ -86,3 +88,11 @@ async def test_a_wrong_table_names_the_line(tmp_path: Path, line: str, told: str
 async def test_a_missing_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"upstreams\.demo\.table: .*nowhere"):
         await Replay("demo", ReplayUpstream(kind="replay", table=tmp_path / "nowhere")).start()
+
+
+@pytest.mark.parametrize("choices", [-1, 10**9, "two", 1.5])
+async def test_a_number_of_choices_that_nobody_gives_is_refused(tmp_path: Path, choices: Any) -> None:
+    replay = await started(tmp_path, {"prompt": "Hi", "answer": "Hello"})
+    status, answer = await ask(replay, "m", messages=[user("Hi")], n=choices)
+    assert status == 400
+    assert "from 1 to 128" in answer["error"]["message"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -223,3 +225,80 @@ async def test_a_stream_gives_its_connection_back(upstream: OpenAICompatible, se
     for _ in range(3):
         await pieces(upstream)
     assert server.connections == 1
+
+
+async def test_a_head_cut_off_on_a_kept_connection_is_not_asked_for_again(
+    upstream: OpenAICompatible, server: ScriptedUpstream
+) -> None:
+    async def half_a_head(wire: Wire) -> None:
+        await wire.raw(b"HTTP/1.1 200 OK\r\ncontent-")
+        wire.close()
+
+    server.answer(answering(), half_a_head)
+    await whole(upstream)
+    with pytest.raises(UpstreamUnreachable, match="before its answer was whole"):
+        await whole(upstream)
+    assert len(server.received) == 2
+
+
+async def test_waiting_for_a_free_connection_ends_and_says_so(server: ScriptedUpstream) -> None:
+    server.answer(server.hang)
+    upstream = OpenAICompatible("up", server.base_url, max_connections=1, max_response_bytes=10_000)
+    await upstream.start()
+    holder = asyncio.create_task(whole(upstream))
+    async with asyncio.timeout(5):
+        await server.asked.wait()
+    with pytest.raises(UpstreamTimeout, match=r"All 1 connections .* busy for 0\.3 s \(upstreams\.up\.max_connections"):
+        await whole(upstream, connect_s=0.3, first_byte_s=0.3)
+    holder.cancel()
+    await asyncio.gather(holder, return_exceptions=True)
+    server.answer(answering("free again"))
+    assert b"free again" in await whole(upstream)
+    await upstream.close()
+
+
+async def test_leaving_while_an_upstream_does_not_read_drops_the_connection() -> None:
+    begun, may_read, gone, received = asyncio.Event(), asyncio.Event(), asyncio.Event(), bytearray()
+
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.extend(await reader.readexactly(100_000))
+        begun.set()
+        await may_read.wait()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 20):
+                received.extend(data)
+        writer.close()
+        gone.set()
+
+    listener = await asyncio.start_server(deaf, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    upstream = OpenAICompatible("up", f"http://127.0.0.1:{port}/v1", max_connections=1, max_response_bytes=100)
+    await upstream.start()
+    body = b"x" * 16_000_000
+    request = UpstreamRequest("/chat/completions", body, is_streaming=False, timeouts=QUICK)
+    sending = asyncio.create_task(upstream.send(request, CANDIDATE))
+    async with asyncio.timeout(5):
+        await begun.wait()
+    # Until what the kernel takes is full.
+    await asyncio.sleep(0.3)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    await asyncio.sleep(0)
+    left = [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port]
+    assert not left
+    may_read.set()
+    async with asyncio.timeout(5):
+        await gone.wait()
+    await upstream.close()
+    listener.close()
+    await listener.wait_closed()
+    assert len(received) < len(body)
+
+
+async def test_a_query_of_the_base_url_stays_behind_the_path(server: ScriptedUpstream) -> None:
+    base_url = f"{server.base_url}/deployments/my%20model/?api-version=2026-01-01"
+    upstream = OpenAICompatible("up", base_url, max_connections=1, max_response_bytes=10_000)
+    await upstream.start()
+    await whole(upstream)
+    await upstream.close()
+    assert server.received[0].path == "/v1/deployments/my%20model/chat/completions?api-version=2026-01-01"

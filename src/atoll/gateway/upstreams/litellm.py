@@ -1,8 +1,11 @@
 """Every other provider, through the `litellm` library, which owns their wire formats.
 
 The library is told to do nothing but translate: no retries, no fallbacks, no call-backs, no telemetry, no price table
-from the network. Of a request's fields it gets OpenAI's own and a few of the providers' by name; anything else travels
-in `extra_body`, since many of the library's own parameters could send a request elsewhere or read a file.
+from the network. Of a request's fields it gets OpenAI's own and a few of the providers' by name. Anything else travels
+in `extra_body` to providers that speak OpenAI's wire format and is left out for the others, which have no such field:
+handed over by name, many of the library's own parameters could send a request elsewhere or read a file. A wish that
+only shades the answer (`_HINTS`) is left out where the provider has no such parameter; `auto` may send any request to
+any provider. The library refuses anything else that it cannot translate.
 """
 
 from __future__ import annotations
@@ -30,9 +33,16 @@ _OPENAI_FIELDS: Final = frozenset((
     "seed", "service_tier", "stop", "stream_options", "suffix", "temperature", "tool_choice", "tools",
     "top_logprobs", "top_p", "user", "verbosity", "web_search_options",
 ))
+_PROVIDER_FIELDS: Final = frozenset(("thinking", "top_k", "safety_settings", "cachedContent", "context_management"))
+_HINTS: Final = frozenset((
+    "frequency_penalty", "logit_bias", "parallel_tool_calls", "prediction", "presence_penalty", "seed", "service_tier",
+    "user", "verbosity",
+))
 # fmt: on
-_PROVIDER_FIELDS: Final = frozenset(["thinking", "top_k", "safety_settings", "cachedContent", "context_management"])
+_ALSO_OPENAI_LIKE: Final = ("openai", "azure", "text-completion-openai", "bigmodel", "openrouter", "vercel_ai_gateway")
+"""Providers that `extra_body` reaches, besides those the library lists itself."""
 _LONGEST_CHAIN: Final = 12
+_MAX_MESSAGE_CHARS: Final = 2000
 _HANDLED_FIELDS: Final = frozenset({"model", "stream"})
 _KEPT_HEADERS: Final = ("retry-after", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
 _FUNCTIONS: Final = {
@@ -49,17 +59,27 @@ class LiteLLM(Upstream):
         self.name = name
         self._settings = settings
         self._library: ModuleType | None = None
+        self._is_openai_like = False
+        self._hints: dict[str, frozenset[str]] = {}
+        """For each model, the hints that its provider takes."""
 
     async def start(self) -> None:
         # Importing takes seconds: better now than within the first request.
         self._library = await asyncio.to_thread(_import_library)
+        self._is_openai_like = self._settings.provider in (
+            *_ALSO_OPENAI_LIKE,
+            *self._library.openai_compatible_providers,
+        )
 
     async def send(self, request: UpstreamRequest, candidate: Candidate) -> UpstreamResponse:
         assert self._library is not None, "start() comes first"
         function = _FUNCTIONS.get(request.path)
         if function is None:
             return refusal(404, f"The upstream {self.name!r} does not serve {request.path}")
-        arguments = self._arguments(orjson.loads(request.body), request, candidate)
+        body = orjson.loads(request.body)
+        if _asks_the_library(body):
+            return refusal(400, "A tool whose 'server_url' begins with 'litellm_proxy' is not served here")
+        arguments = self._arguments(body, request, candidate)
         timeouts = request.timeouts
         ends_at = asyncio.get_running_loop().time() + timeouts.total_s
         try:
@@ -86,10 +106,12 @@ class LiteLLM(Upstream):
     def _arguments(self, body: dict[str, Any], request: UpstreamRequest, candidate: Candidate) -> dict[str, Any]:
         settings = self._settings
         known = _OPENAI_FIELDS | _PROVIDER_FIELDS
-        arguments = {name: value for name, value in body.items() if name in known}
-        others = {name: value for name, value in body.items() if name not in known | _HANDLED_FIELDS}
-        if others:
-            arguments["extra_body"] = others
+        unknown_hints = _HINTS - self._hints_of(candidate.model)
+        arguments = {name: value for name, value in body.items() if name in known and name not in unknown_hints}
+        if self._is_openai_like:
+            others = {name: value for name, value in body.items() if name not in known | _HANDLED_FIELDS}
+            if others:
+                arguments["extra_body"] = others
         if request.is_streaming:
             arguments["stream"] = True
         arguments |= {
@@ -103,6 +125,15 @@ class LiteLLM(Upstream):
         if settings.base_url is not None:
             arguments["api_base"] = settings.base_url
         return arguments
+
+    def _hints_of(self, model: str) -> frozenset[str]:
+        hints = self._hints.get(model)
+        if hints is None:
+            assert self._library is not None
+            taken = self._library.get_supported_openai_params(model=model, custom_llm_provider=self._settings.provider)
+            # A model that the library knows nothing of gets what it was sent.
+            hints = self._hints[model] = _HINTS if taken is None else _HINTS.intersection(taken)
+        return hints
 
     async def _stream(self, answer: Any, timeouts: Timeouts, ends_at: float) -> AsyncIterator[bytes]:
         """The library's chunks as OpenAI's events, with a limit to the time between two."""
@@ -132,7 +163,8 @@ class LiteLLM(Upstream):
         """An answer for the library's exception. Raises UpstreamUnreachable or UpstreamTimeout where there was none."""
         assert self._library is not None
         status = getattr(error, "status_code", None)
-        message = str(getattr(error, "message", None) or error)
+        # The library puts its own stack trace behind what happened.
+        message = str(getattr(error, "message", None) or error).partition("\nTraceback")[0][:_MAX_MESSAGE_CHARS]
         if isinstance(error, self._library.Timeout):
             raise UpstreamTimeout(f"The upstream {self.name!r} did not answer in time") from None
         is_refusal = isinstance(status, int) and status >= 400
@@ -167,9 +199,33 @@ def _import_library() -> ModuleType:
 
 
 def _plain(answer: Any) -> dict[str, Any]:
-    """The library's object as OpenAI's JSON."""
+    """The library's object as OpenAI's JSON: of the many members it sets to null, those that OpenAI sends."""
     data = answer if isinstance(answer, dict) else answer.model_dump(mode="json", exclude_none=False)
-    return {name: value for name, value in data.items() if value is not None or name in ("usage", "choices")}
+    for choice in data.get("choices") or ():
+        if isinstance(choice.get("message"), dict):
+            choice["message"] = {"content": None, **_without_nulls(choice["message"])}
+        if isinstance(choice.get("delta"), dict):
+            choice["delta"] = _without_nulls(choice["delta"])
+    if isinstance(data.get("usage"), dict):
+        data["usage"] = _without_nulls(data["usage"])
+    return {name: value for name, value in data.items() if value is not None or name == "choices"}
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` without its null members, those of the objects in it included."""
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in data.items()
+        if value is not None
+    }
+
+
+def _asks_the_library(body: dict[str, Any]) -> bool:
+    """Whether a tool is meant for the library's own proxy, which is not part of this gateway."""
+    tools = body.get("tools")
+    return isinstance(tools, list) and any(
+        isinstance(tool, dict) and str(tool.get("server_url")).startswith("litellm_proxy") for tool in tools
+    )
 
 
 def _lost_its_connection(error: BaseException) -> bool:

@@ -36,7 +36,7 @@ class OpenAICompatible(Upstream):
         socket_path: Path | None = None,
     ) -> None:
         self.name = name
-        self._base_url = base_url.rstrip("/")
+        self._base_url = URL(base_url.rstrip("/"))
         self._urls: dict[str, URL] = {}
         own = {key.lower(): value for key, value in (headers or {}).items()}
         if api_key is not None:
@@ -68,5 +68,7 @@ class OpenAICompatible(Upstream):
         """Paths come from our own endpoints: a handful."""
         url = self._urls.get(path)
         if url is None:
-            url = self._urls[path] = URL(self._base_url + path)
+            base = self._base_url
+            # A query (Azure's `api-version`, say) stays behind the path.
+            url = self._urls[path] = base.joinpath(*path.strip("/").split("/")).with_query(base.query)
         return url

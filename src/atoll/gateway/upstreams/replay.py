@@ -31,6 +31,7 @@ from atoll.types import Candidate
 _ANY: Final = "*"
 _PIECES: Final = re.compile(r"\S+\s*|\s+")
 _BYTES_PER_TOKEN: Final = 4
+_MAX_CHOICES: Final = 128
 _ALLOWED: Final = ("model", "prompt", "messages", "answer", "finish_reason", "usage")
 
 
@@ -38,7 +39,7 @@ _ALLOWED: Final = ("model", "prompt", "messages", "answer", "finish_reason", "us
 class _Recorded:
     answer: str
     finish_reason: str
-    usage: dict[str, int] | None
+    usage: dict[str, Any] | None
 
 
 class Replay(Upstream):
@@ -65,6 +66,9 @@ class Replay(Upstream):
         body = orjson.loads(request.body)
         if request.path not in ("/chat/completions", "/completions"):
             return refusal(404, f"The upstream {self.name!r} has recorded answers only, none for {request.path}")
+        choices = body.get("n") or 1
+        if not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
+            return refusal(400, f"'n' must be an integer from 1 to {_MAX_CHOICES}, found {choices!r:.80}")
         recorded = self._find(candidate.model, body)
         if recorded is None:
             return refusal(
@@ -73,7 +77,7 @@ class Replay(Upstream):
                 f"to {_last_text(body)[:200]!r}. Add a line for it, or one with the prompt '*'",
                 code="no_recorded_answer",
             )
-        shape = _Shape(candidate.model, request.path == "/chat/completions", max(int(body.get("n") or 1), 1))
+        shape = _Shape(candidate.model, request.path == "/chat/completions", choices)
         usage = _usage(recorded, body)
         if not request.is_streaming:
             return MadeResponse(200, body=orjson.dumps(shape.whole(recorded, usage)))
@@ -104,6 +108,8 @@ class Replay(Upstream):
         else:
             raise ConfigError(f"{where}: 'prompt' (a text) or 'messages' (a list) is missing")
         usage = entry.get("usage")
+        if usage is not None and not _is_usage(usage):
+            raise ConfigError(f"{where}: 'usage' must be an object of token counts, found {usage!r:.80}")
         recorded = _Recorded(entry["answer"], str(entry.get("finish_reason") or "stop"), usage)
         return str(entry.get("model") or _ANY), key, recorded
 
@@ -208,6 +214,14 @@ def _usage(recorded: _Recorded, body: dict[str, Any]) -> dict[str, Any]:
     )
     usage = {"prompt_tokens": _tokens(prompt), "completion_tokens": _tokens(recorded.answer)} | (recorded.usage or {})
     return {**usage, "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"]}
+
+
+def _is_usage(usage: Any) -> bool:
+    """Whether these are counts; the details in it may be anything."""
+    return isinstance(usage, dict) and all(
+        isinstance(usage.get(name, 0), int) and usage.get(name, 0) >= 0
+        for name in ("prompt_tokens", "completion_tokens")
+    )
 
 
 def _tokens(text: str) -> int:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from yarl import URL
@@ -50,11 +50,13 @@ class HttpTransport:
     async def start(self) -> None:
         connector: aiohttp.BaseConnector
         if self._socket_path is not None:
-            connector = aiohttp.UnixConnector(str(self._socket_path), limit=self._max_connections)
+            connector = _UnixConnector(str(self._socket_path), limit=self._max_connections)
         else:
-            connector = aiohttp.TCPConnector(limit=self._max_connections, ttl_dns_cache=_DNS_CACHE_S)
-        reuse = aiohttp.TraceConfig()
-        reuse.on_connection_reuseconn.append(_note_reuse)
+            connector = _TCPConnector(limit=self._max_connections, ttl_dns_cache=_DNS_CACHE_S)
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        trace.on_connection_queued_start.append(_note_queued)
+        trace.on_connection_queued_end.append(_note_turn)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -63,7 +65,7 @@ class HttpTransport:
             skip_auto_headers=_OWN_HEADERS,
             max_line_size=_MAX_HEADER_BYTES,
             max_field_size=_MAX_HEADER_BYTES,
-            trace_configs=[reuse],
+            trace_configs=[trace],
         )
 
     async def close(self) -> None:
@@ -92,7 +94,7 @@ class HttpTransport:
 
     async def _send(self, url: URL, headers: Mapping[str, str], body: bytes, clock: _Clock) -> aiohttp.ClientResponse:
         assert self._session is not None
-        trace = SimpleNamespace(is_reused=False)
+        trace = SimpleNamespace(is_reused=False, is_queued=False)
         timeouts = clock.timeouts
         try:
             response = await self._session.post(
@@ -102,12 +104,17 @@ class HttpTransport:
                 headers=headers,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=timeouts.connect_s, sock_read=timeouts.first_byte_s
+                    total=None,
+                    # With the wait for a free connection; the connecting alone has its own limit.
+                    connect=max(timeouts.first_byte_s, timeouts.connect_s),
+                    sock_connect=timeouts.connect_s,
+                    sock_read=timeouts.first_byte_s,
                 ),
                 trace_request_ctx=trace,
             )
         except aiohttp.ServerDisconnectedError as error:
-            if trace.is_reused and not clock.has_retried:
+            # A text says that nothing had come; otherwise it holds what there was of a head.
+            if trace.is_reused and not clock.has_retried and isinstance(error.message, str):
                 clock.has_retried = True
                 raise _StaleConnection from None
             raise clock.fault(error) from None
@@ -115,9 +122,38 @@ class HttpTransport:
             if trace.is_reused and not clock.has_retried and isinstance(error, ConnectionResetError):
                 clock.has_retried = True
                 raise _StaleConnection from None
+            if trace.is_queued and isinstance(error, aiohttp.ConnectionTimeoutError):
+                raise self._no_free_connection(timeouts) from None
             raise clock.fault(error) from None
         clock.head_has_come(response)
         return response
+
+    def _no_free_connection(self, timeouts: Timeouts) -> UpstreamTimeout:
+        name = self._upstream
+        return UpstreamTimeout(
+            f"All {self._max_connections} connections to the upstream {name!r} were busy for "
+            f"{max(timeouts.first_byte_s, timeouts.connect_s):g} s (upstreams.{name}.max_connections)"
+        )
+
+
+class _AbortingConnector(aiohttp.BaseConnector):
+    """Drops a connection that is not given back at once.
+
+    aiohttp closes it, which first writes out what is still to be sent: for ever, to an upstream that no longer reads.
+    """
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        if should_close and protocol.transport is not None:
+            protocol.transport.abort()
+        super()._release(key, protocol, should_close=should_close)
+
+
+class _TCPConnector(_AbortingConnector, aiohttp.TCPConnector):
+    pass
+
+
+class _UnixConnector(_AbortingConnector, aiohttp.UnixConnector):
+    pass
 
 
 class HttpResponse(UpstreamResponse):
@@ -245,3 +281,11 @@ def _reason(error: OSError) -> str:
 
 async def _note_reuse(session: object, context: SimpleNamespace, parameters: object) -> None:
     context.trace_request_ctx.is_reused = True
+
+
+async def _note_queued(session: object, context: SimpleNamespace, parameters: object) -> None:
+    context.trace_request_ctx.is_queued = True
+
+
+async def _note_turn(session: object, context: SimpleNamespace, parameters: object) -> None:
+    context.trace_request_ctx.is_queued = False

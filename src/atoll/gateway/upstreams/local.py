@@ -77,10 +77,16 @@ class Local(Upstream):
         try:
             async with asyncio.timeout(request.timeouts.first_byte_s):
                 if self._supervisor is not None:
-                    await self._supervisor.wait_ready(request.timeouts.first_byte_s)
+                    await self._supervisor.wait_ready()
                 while not await self.is_ready():  # noqa: ASYNC110 - another process makes the socket
                     await asyncio.sleep(_POLL_S)
-        except (EngineError, TimeoutError) as error:
+        except TimeoutError:
+            raise Unavailable(
+                f"The local model of the upstream {self.name!r} is not running yet, after waiting "
+                f"{request.timeouts.first_byte_s:g} s (upstreams.{self.name}.timeouts.first_byte_s). Try again soon",
+                retry_after_s=_COME_BACK_S,
+            ) from None
+        except EngineError as error:
             raise Unavailable(
                 f"The local model of the upstream {self.name!r} is not running: {error}", retry_after_s=_COME_BACK_S
             ) from None

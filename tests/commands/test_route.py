@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,9 @@ def test_a_router_that_is_not_there(route: Callable[..., Result], tmp_path: Path
 def test_it_needs_no_network_and_makes_no_ledger(route: Callable[..., Result], tmp_path: Path) -> None:
     assert route("Hello").exit_code == 0
     assert not list(tmp_path.rglob("*.sqlite3"))
+
+
+def test_routing_at_the_terminal_does_not_silence_the_log_of_its_process(route: Callable[..., Result]) -> None:
+    before = logging.getLogger("atoll").level
+    assert route("Why is the sky blue?").exit_code == 0
+    assert logging.getLogger("atoll").level == before

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
@@ -76,13 +77,24 @@ def route(
     settings, catalog = read_catalog(config_path)
     bodies = [body_of(prompt, system)] if prompt is not None else read_prompts(prompt_file or Path(), system)
     wanted = preferences or (settings.routing.default_preference,)
-    # What went wrong stands in the reason.
-    logging.getLogger("atoll").setLevel(logging.ERROR)
-    answers = asyncio.run(_decide(settings, catalog, bodies, wanted, max_cost_usd))
+    with _quiet():
+        answers = asyncio.run(_decide(settings, catalog, bodies, wanted, max_cost_usd))
     if prompt_file is None:
         _echo_each(wanted, [_decision(answer) for (answer,) in answers], as_json=as_json)
     else:
         _echo_summaries([_summary(*pair) for pair in zip(wanted, answers, strict=True)], as_json=as_json)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings for a while: what went wrong in routing stands in the reason."""
+    logger = logging.getLogger("atoll")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 async def _decide(

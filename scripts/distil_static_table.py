@@ -32,6 +32,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from atoll.routers.datasets import is_held_out
+
 DIMENSION = 256
 FIT_DATASETS = ("mmlupro", "routellm2", "fusionbench9")
 """Apache-2.0, Apache-2.0, MIT."""
@@ -41,18 +43,11 @@ FIT_PACKAGES = (
     *("sklearn", "sqlalchemy", "sympy", "torch", "transformers"),
 )
 """MIT, BSD or Apache-2.0."""
-HELD_OUT_SHARE = 0.2
 MAX_SENTENCES, MAX_GLOSSES, MAX_PACKAGE_TEXTS = 30_000, 70_000, 25_000
 PROMPT_WEIGHT = 3.0
 """Of a whole prompt in the loss; every other text has 1."""
 EPOCHS = 8
 Matrix = npt.NDArray[np.float32]
-
-
-def is_held_out(text: str) -> bool:
-    """Whether the table must never be fitted on this prompt; by the hash of its normalised first 200 characters."""
-    normal = re.sub(r"\W+", " ", text.lower()).strip()[:200]
-    return int.from_bytes(hashlib.sha256(normal.encode()).digest()[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
 # Texts

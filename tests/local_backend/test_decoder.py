@@ -49,7 +49,7 @@ def slabs_for(decoder: Decoder) -> KVSlabs:
 def run(decoder: Decoder, *parts: tuple[Row, list[int]]) -> torch.Tensor:
     """Logits after every token of every part, in order."""
     batch = Batch([Span(row, ids, wants_every_logit=True) for row, ids in parts], device=CPU, dtype=decoder.dtype)
-    return decoder.logits(decoder.forward(batch)[batch.logit_places])
+    return decoder.logits(decoder.forward(batch)[batch.logit_places])[: batch.logit_count]
 
 
 def taken(slabs: KVSlabs, tokens: int) -> Row:

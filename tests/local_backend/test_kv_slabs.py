@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import psutil
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,8 +21,14 @@ def make_slabs(context_tokens: int = 1000, budget_tokens: int = 12_000) -> KVSla
     )
 
 
-def content(row: Row) -> torch.Tensor:
-    return row.slab.store[:, :, row.index, :, : row.used_tokens]
+def fill(row: Row, mark: float) -> None:
+    for tensor in (*row.slab.views.keys, *row.slab.views.values):
+        tensor[row.index, :, : row.used_tokens] = mark
+
+
+def holds(row: Row, mark: float) -> bool:
+    tensors = (*row.slab.views.keys, *row.slab.views.values)
+    return all(bool((tensor[row.index, :, : row.used_tokens] == mark).all()) for tensor in tensors)
 
 
 class Rows(RuleBasedStateMachine):
@@ -40,7 +47,7 @@ class Rows(RuleBasedStateMachine):
             assert row.capacity_tokens >= tokens
             self.mark += 1
             row.used_tokens = tokens
-            content(row)[:] = self.mark
+            fill(row, self.mark)
             self.rows.append((row, self.mark))
 
     @precondition(lambda self: self.rows)
@@ -51,7 +58,7 @@ class Rows(RuleBasedStateMachine):
         if self.slabs.grow(row, wanted):
             assert row.capacity_tokens >= wanted
             row.used_tokens = wanted
-            content(row)[:] = mark
+            fill(row, mark)
 
     @precondition(lambda self: self.rows)
     @rule(place=st.integers(0, 100))
@@ -66,12 +73,12 @@ class Rows(RuleBasedStateMachine):
     @invariant()
     def every_row_keeps_its_content(self) -> None:
         for row, mark in self.rows:
-            assert bool((content(row) == mark).all())
+            assert holds(row, mark)
             assert row.slab.rows[row.index] is row
 
     @invariant()
     def the_budget_holds(self) -> None:
-        assert self.slabs.allocated_tokens <= self.slabs.budget_tokens
+        assert self.slabs.reserved_tokens <= self.slabs.budget_tokens
         assert self.slabs.used_tokens == sum(row.used_tokens for row, _ in self.rows)
         assert self.slabs.reserved_tokens == sum(row.capacity_tokens for row, _ in self.rows)
 
@@ -93,15 +100,57 @@ def test_everything_freed_is_available_again() -> None:
 
 def test_the_budget_holds_one_full_context_at_least() -> None:
     slabs = make_slabs(context_tokens=5000, budget_tokens=1)
-    assert slabs.allocate(5000) is not None
+    row = slabs.allocate(5000)
+    assert row is not None
+    row.used_tokens = 5000
+    fill(row, 1.0)
     assert slabs.allocate(1) is None
 
 
-def test_trim_gives_memory_back() -> None:
-    slabs = make_slabs()
-    row = slabs.allocate(10)
+def test_neighbouring_slabs_are_seen_as_one() -> None:
+    slabs = make_slabs(context_tokens=4096, budget_tokens=16_384)
+    rows = [row for _ in range(40) if (row := slabs.allocate(256)) is not None]
+    for mark, row in enumerate(rows):
+        row.used_tokens = 256
+        fill(row, float(mark))
+    assert rows[16].slab.continues(rows[0].slab)
+    together = slabs.views(rows[0].slab, rows[-1].slab)
+    assert together.keys[1].shape == (48, 1, 256, 2)
+    assert [int(value) for value in together.values[1][:40, 0, 255, 1]] == list(range(40))
+
+
+def test_other_row_lengths_leave_room_to_go_on() -> None:
+    slabs = make_slabs(budget_tokens=65_536)
+    short, long = slabs.allocate(200), slabs.allocate(900)
+    more_short = [slabs.allocate(200) for _ in range(40)]
+    more_long = [slabs.allocate(900) for _ in range(8)]
+    for first, more in ((short, more_short), (long, more_long)):
+        places = sorted({row.slab.place for row in (first, *more) if row is not None})
+        assert places == list(range(places[0], places[0] + len(places)))
+
+
+def test_memory_is_taken_when_it_is_written_and_given_back_by_trim() -> None:
+    def resident_bytes() -> int:
+        return psutil.Process().memory_info().rss
+
+    before = resident_bytes()
+    slabs = KVSlabs(
+        layers=8,
+        kv_heads=4,
+        head_size=64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        context_tokens=4096,
+        budget_tokens=65_536,
+    )  # a gigabyte, if it were all taken
+    assert resident_bytes() - before < 100e6
+    row = slabs.allocate(4000)
     assert row is not None
-    slabs.free(row)
-    assert slabs.allocated_tokens == 4096
+    row.used_tokens = 4000
+    fill(row, 1.0)
+    assert resident_bytes() - before > 50e6
     slabs.trim()
-    assert slabs.allocated_tokens == 0
+    assert holds(row, 1.0)  # not while a row is taken
+    slabs.free(row)
+    slabs.trim()
+    assert resident_bytes() - before < 40e6

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import math
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,35 @@ async def test_ids_beyond_the_vocabulary_are_refused(make_engine: MakeEngine) ->
         await engine.score([5, -1])
     with pytest.raises(InvalidRequest, match="no token id"):
         await text_of(engine, PROMPTS[0], sampling=Sampling(logit_bias={260: 1.0}))
+
+
+class StopsInTheMiddle(Decoder):
+    """Its first pass goes no further than the first layer before everybody has left."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self.has_begun.set()
+        self.may_go_on.wait(60)
+        return super().forward(batch)
+
+
+async def test_a_step_for_nobody_is_broken_off(tiny_folder: Path, tiny_codec: Codec) -> None:
+    model = StopsInTheMiddle.load(tiny_folder, torch.float32, torch.device("cpu"))
+    assert isinstance(model, StopsInTheMiddle)
+    engine = TorchEngine(model, tiny_codec, model_name="slow")
+    task = asyncio.create_task(text_of(engine, PROMPTS[0]))
+    await asyncio.to_thread(model.has_begun.wait, 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    model.may_go_on.set()
+    await until(lambda: engine.stats().cancelled == 1)
+    assert engine.stats().steps == 0
+    assert engine.stats().failed == 0
+    assert await text_of(engine, PROMPTS[0])
+    await engine.close()
 
 
 class FailsOnToken7(Decoder):

@@ -1,14 +1,15 @@
 """Where keys and values live: slabs of rows, one row for each sequence.
 
-A slab is one tensor whose rows all hold the same number of tokens (its `row_tokens`: 256, 512, 1024, …), and its first
-rows are the taken ones. Attention for all sequences of a slab is then one call on a view, without gathering anything:
-`slab.keys(layer)[:rows_used, :, :longest]`. A sequence that outgrows its row moves to a slab with longer rows; one copy
-for each doubling. All slabs are of one size in bytes, so a slab that has become empty serves any row length again, and
-memory is bounded by a budget in tokens.
+All memory is one arena, cut into slabs of equal size. The rows of a slab all hold the same number of tokens (256, 512,
+1024, …), and its first rows are the taken ones. Slabs with equal rows are put side by side where there is room, so that
+attention for all sequences of neighbouring slabs is one call on a view, without gathering anything. A sequence that
+outgrows its row moves to a slab with longer rows: one copy for each doubling. A slab that has become empty serves any
+row length again.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +18,7 @@ import torch
 
 MIN_ROW_TOKENS: Final = 256
 _SLAB_TOKENS: Final = 4096
-"""Tokens in a slab, unless one row is longer: 16 rows of 256 … one of 4096."""
+"""Tokens in a slab: 16 rows of 256 … one of 4096. A longer row takes several slabs."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,38 +35,49 @@ class Row:
         return self.slab.row_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Keys and values of neighbouring slabs, one tensor for each layer, of shape (rows, kv heads, row tokens, size).
+
+    Keys are rotated to their positions.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+
 @dataclass(eq=False, slots=True)
 class Slab:
-    """Rows of equal length. `store` has shape (layers, 2, rows, kv heads, row tokens, head size); 0 is K, 1 is V."""
+    """Rows of equal length."""
 
-    store: torch.Tensor
+    pool: KVSlabs
+    place: int
+    """Where in the arena it begins, counted in slabs."""
+    width: int
+    """How many slabs' room it takes: one, but for a row that is longer than a slab."""
+    row_tokens: int
+    max_rows: int
     rows: list[Row] = field(default_factory=list)
     """The taken rows, by index."""
 
     @property
-    def row_tokens(self) -> int:
-        return self.store.shape[4]
-
-    @property
     def is_full(self) -> bool:
-        return len(self.rows) == self.store.shape[2]
+        return len(self.rows) == self.max_rows
 
     @property
-    def total_tokens(self) -> int:
-        return self.store.shape[2] * self.store.shape[4]
+    def views(self) -> Views:
+        return self.pool.views(self, self)
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """Rotated keys of shape (rows, kv heads, row tokens, head size); a view."""
-        return self.store[layer, 0]
-
-    def values(self, layer: int) -> torch.Tensor:
-        return self.store[layer, 1]
+    def continues(self, other: Slab) -> bool:
+        """Whether this slab stands right behind `other` and has rows of the same length."""
+        return self.row_tokens == other.row_tokens and self.place == other.place + other.width
 
 
 class KVSlabs:
     """All slabs of an engine. Not thread-safe: it belongs to the thread that runs the model.
 
-    `budget_tokens` bounds what is allocated; it is raised to hold at least one sequence of `context_tokens`.
+    `budget_tokens` bounds the memory; it is raised to hold at least one sequence of `context_tokens`. On a CPU memory
+    is only taken when it is first written to, and `trim` gives it back.
     """
 
     def __init__(
@@ -80,31 +92,39 @@ class KVSlabs:
         budget_tokens: int,
     ) -> None:
         self._layers, self._kv_heads, self._head_size = layers, kv_heads, head_size
-        self._dtype, self._device = dtype, device
         self._context_tokens = context_tokens
-        self._slabs: list[Slab] = []
-        self._spare: list[torch.Tensor] = []
-        """Flat stores of empty slabs of the common size."""
-        self.budget_tokens = max(budget_tokens, self._slab_tokens(self._row_tokens(context_tokens)))
+        self._slab_tokens = min(_SLAB_TOKENS, _whole_rows(context_tokens))
+        places = max(budget_tokens // self._slab_tokens, self._width(context_tokens))
+        self._arena, self._memory = _zeros((layers, 2, places, kv_heads * self._slab_tokens * head_size), dtype, device)
+        self._slabs: list[Slab | None] = [None] * places
+        """The slab that has each place."""
+        self._views: dict[tuple[int, int, int], Views] = {}
+
+    @property
+    def budget_tokens(self) -> int:
+        return len(self._slabs) * self._slab_tokens
 
     @property
     def reserved_tokens(self) -> int:
         """Room in taken rows."""
-        return sum(slab.row_tokens * len(slab.rows) for slab in self._slabs)
+        return sum(slab.row_tokens * len(slab.rows) for slab in self._all_slabs())
 
     @property
     def used_tokens(self) -> int:
-        return sum(row.used_tokens for slab in self._slabs for row in slab.rows)
+        return sum(row.used_tokens for slab in self._all_slabs() for row in slab.rows)
 
-    @property
-    def allocated_tokens(self) -> int:
-        """Room in memory that is held, taken or not."""
-        return sum(slab.total_tokens for slab in self._slabs) + _SLAB_TOKENS * len(self._spare)
+    def views(self, first: Slab, last: Slab) -> Views:
+        """Keys and values from slab `first` to slab `last`, all of which continue each other."""
+        key = (first.place, last.place + last.width, first.row_tokens)
+        found = self._views.get(key)
+        if found is None:
+            found = self._views[key] = self._make_views(*key)
+        return found
 
     def allocate(self, tokens: int) -> Row | None:
-        """A row for at least `tokens`, or None when the budget is spent."""
+        """A row for at least `tokens`, or None when there is no room."""
         row_tokens = self._row_tokens(tokens)
-        slab = next((slab for slab in self._slabs if slab.row_tokens == row_tokens and not slab.is_full), None)
+        slab = next((slab for slab in self._all_slabs() if slab.row_tokens == row_tokens and not slab.is_full), None)
         if slab is None:
             slab = self._new_slab(row_tokens)
         if slab is None:
@@ -114,20 +134,18 @@ class KVSlabs:
         return row
 
     def grow(self, row: Row, tokens: int) -> bool:
-        """Make room for `tokens` in `row`, moving it if need be. False, and nothing changed, if the budget is spent."""
+        """Make room for `tokens` in `row`, moving it if need be. False, and nothing changed, if there is no room."""
         if tokens <= row.capacity_tokens:
             return True
         larger = self.allocate(tokens)
         if larger is None:
             return False
-        used = row.used_tokens
-        larger.slab.store[:, :, larger.index, :, :used] = row.slab.store[:, :, row.index, :, :used]
+        self._copy(row, larger)
         # The caller's Row takes the new place, and the new Row object the old one, which is freed.
         row.slab, larger.slab = larger.slab, row.slab
         row.index, larger.index = larger.index, row.index
         row.slab.rows[row.index] = row
         larger.slab.rows[larger.index] = larger
-        larger.used_tokens = 0
         self.free(larger)
         return True
 
@@ -136,18 +154,16 @@ class KVSlabs:
         slab = row.slab
         last = slab.rows.pop()
         if last is not row:
-            used = last.used_tokens
-            slab.store[:, :, row.index, :, :used] = slab.store[:, :, last.index, :, :used]
+            self._copy(last, row)
             last.index = row.index
             slab.rows[last.index] = last
         if not slab.rows:
-            self._slabs.remove(slab)
-            if slab.total_tokens == _SLAB_TOKENS:
-                self._spare.append(slab.store.view(-1))
+            self._slabs[slab.place : slab.place + slab.width] = [None] * slab.width
 
     def trim(self) -> None:
-        """Give the memory of empty slabs back to the system."""
-        self._spare.clear()
+        """Give the memory back to the system, if no row is taken."""
+        if self._memory is not None and not any(self._slabs):
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
     def row_lengths(self) -> Iterator[int]:
         """The possible row lengths, shortest first."""
@@ -155,32 +171,84 @@ class KVSlabs:
         while tokens < self._context_tokens:
             yield tokens
             tokens *= 2
-        yield self._context_tokens
+        yield _whole_rows(self._context_tokens)
+
+    def _all_slabs(self) -> Iterator[Slab]:
+        return (slab for place, slab in enumerate(self._slabs) if slab is not None and slab.place == place)
 
     def _row_tokens(self, tokens: int) -> int:
         fitting = next((length for length in self.row_lengths() if length >= tokens), None)
         assert fitting is not None, f"{tokens} tokens are over the context of {self._context_tokens}"
         return fitting
 
-    def _slab_tokens(self, row_tokens: int) -> int:
-        return row_tokens * max(1, _SLAB_TOKENS // row_tokens)
+    def _width(self, row_tokens: int) -> int:
+        return -(-row_tokens // self._slab_tokens)
 
     def _new_slab(self, row_tokens: int) -> Slab | None:
-        rows = max(1, _SLAB_TOKENS // row_tokens)
-        shape = (self._layers, 2, rows, self._kv_heads, row_tokens, self._head_size)
-        if rows * row_tokens == _SLAB_TOKENS and self._spare:
-            store = self._spare.pop().view(shape)
-        elif self.allocated_tokens + rows * row_tokens <= self.budget_tokens or self._reclaim(rows * row_tokens):
-            # Zeros, because attention reads places that were never written: masked, but 0 * NaN is NaN.
-            store = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        else:
+        width = self._width(row_tokens)
+        place = self._choose_place(row_tokens, width)
+        if place is None:
             return None
-        slab = Slab(store)
-        self._slabs.append(slab)
+        max_rows = width * self._slab_tokens // row_tokens
+        slab = Slab(self, place, width, row_tokens, max_rows)
+        self._slabs[place : place + width] = [slab] * width
         return slab
 
-    def _reclaim(self, tokens: int) -> bool:
-        """Free spare slabs until `tokens` fit into the budget; whether they do."""
-        while self._spare and self.allocated_tokens + tokens > self.budget_tokens:
-            self._spare.pop()
-        return self.allocated_tokens + tokens <= self.budget_tokens
+    def _choose_place(self, row_tokens: int, width: int) -> int | None:
+        """Behind a slab with equal rows if possible, else in the middle of the largest gap, so that both can go on."""
+        gaps = list(self._gaps())
+        for start, length in gaps:
+            before = self._slabs[start - 1] if start else None
+            if before is not None and before.row_tokens == row_tokens and length >= width:
+                return start
+        start, length = max(gaps, key=lambda gap: gap[1], default=(0, 0))
+        if length < width:
+            return None
+        return start if start == 0 else start + (length - width) // 2
+
+    def _gaps(self) -> Iterator[tuple[int, int]]:
+        """(first place, length) of every run of free places."""
+        start: int | None = None
+        for place, slab in enumerate([*self._slabs, Slab(self, -1, 1, 0, 0)]):
+            if slab is None:
+                start = place if start is None else start
+            elif start is not None:
+                yield start, place - start
+                start = None
+
+    def _make_views(self, start: int, end: int, row_tokens: int) -> Views:
+        part = self._arena[:, :, start:end].flatten(2)
+        rows = part.shape[2] // (self._kv_heads * row_tokens * self._head_size)
+        used = part[:, :, : rows * self._kv_heads * row_tokens * self._head_size]
+        shaped = used.view(self._layers, 2, rows, self._kv_heads, row_tokens, self._head_size)
+        return Views(tuple(shaped[:, 0].unbind()), tuple(shaped[:, 1].unbind()))
+
+    def _copy(self, source: Row, target: Row) -> None:
+        used = source.used_tokens
+        for ours, theirs in zip(_both(source.slab.views), _both(target.slab.views), strict=True):
+            theirs[target.index, :, :used] = ours[source.index, :, :used]
+
+
+def _both(views: Views) -> tuple[torch.Tensor, ...]:
+    return views.keys + views.values
+
+
+def _whole_rows(tokens: int) -> int:
+    """`tokens`, raised so that rows fill slabs without a rest: to a multiple of a slab, or to a power of two below."""
+    if tokens >= _SLAB_TOKENS:
+        return -(-tokens // _SLAB_TOKENS) * _SLAB_TOKENS
+    return 1 << (tokens - 1).bit_length()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, mmap.mmap | None]:
+    """Zeros, because attention reads places that were never written: masked, but 0 * NaN is NaN.
+
+    On a CPU from the system's zero pages: nothing is taken until it is written.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device), None
+    count = 1
+    for size in shape:
+        count *= size
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape), memory

@@ -38,6 +38,9 @@ _LOG_TOLD_BYTES: Final = 4000
 _SOCKET_PATH_BYTES: Final = 100
 """A Unix socket's path has at most 107 bytes on Linux, 103 elsewhere."""
 
+_KERNEL_CACHE_LIMITS: Final = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
+"""How many prepared kernels oneDNN and torch's layer above it keep; by default 1024, each up to a megabyte."""
+
 _names = itertools.count()
 
 
@@ -182,11 +185,8 @@ class EngineSupervisor:
         """Ours, with this very Atoll importable however it was found, and nothing that reaches for the network."""
         here = str(Path(__file__).parents[2])
         paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-        return os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        ours = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return os.environ | ours | _KERNEL_CACHE_LIMITS
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
         """Follow a process to its end; whether it ever answered."""

@@ -249,3 +249,31 @@ async def test_bad_requests_leave_no_memory_behind(gateway: Running) -> None:
     finally:
         tracemalloc.stop()
     assert after - before < 3_000_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n",
+        b"POST /v1/route HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_gets_our_error_body(gateway: Running, data: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(data)
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert orjson.loads(body)["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("DELETE", "/v1/models", "GET"), ("GET", "/v1/feedback", "POST")]
+)
+async def test_a_wrong_method_is_told_the_right_one(gateway: Running, method: str, path: str, allowed: str) -> None:
+    async with gateway.client.request(method, path) as answer:
+        assert answer.status == 405
+        assert answer.headers["allow"] == allowed
+        assert f"takes {allowed}, not {method}" in await answer.text()

@@ -115,7 +115,9 @@ async def feedback(request: Request, state: State, key_id: Key) -> Response:
     if not isinstance(request_id, str) or not request_id:
         raise InvalidRequest("'request_id' must be the x-atoll-request-id of an answer", param="request_id")
     if not isinstance(score, int | float) or isinstance(score, bool) or not 0 <= score <= 1:
-        raise InvalidRequest(f"'score' must be a number from 0 to 1, found {str(score)[:40]!r}", param="score")
+        raise InvalidRequest(
+            f"'score' must be a number from 0 to 1, found {orjson.dumps(score).decode()[:40]}", param="score"
+        )
     if comment is not None and (not isinstance(comment, str) or len(comment) > _MAX_COMMENT_CHARS):
         raise InvalidRequest(f"'comment' must be a text of at most {_MAX_COMMENT_CHARS} characters", param="comment")
     has_taught = await state.feedback.give(request_id, float(score), comment)
@@ -188,7 +190,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return await _request_error(request, NotFound(f"There is no {path!r} here. The API stands under /v1"))
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("allow", "POST")
+        allowed = {name.lower(): value for name, value in (error.headers or {}).items()}.get("allow", "POST")
         told = await _request_error(
             request,
             InvalidRequest(f"{path!r} takes {allowed}, not {request.method}", status=405, code="method_not_allowed"),

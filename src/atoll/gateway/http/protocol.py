@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with what it lacks: a bound on a request's head, in bytes and in time.
+"""uvicorn's HTTP protocol with what it lacks: a bound on a request's head, in bytes and in time, and our error bodies.
 
-httptools sets neither, so that anybody who can connect could fill memory with headers, or hold connections for ever by
+httptools sets no bound, so that anybody who can connect could fill memory with headers, or hold connections for ever by
 sending them a byte at a time, before any key is looked at.
 """
 
@@ -11,16 +11,13 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from atoll.errors import InvalidRequest
+
 MAX_HEAD_BYTES: Final = 65_536
 HEAD_TIMEOUT_S: Final = 20.0
-_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%s"
-)
-_TOO_LARGE_BODY: Final = (
-    b'{"error":{"message":"The headers are larger than %d bytes","type":"invalid_request_error","param":null,'
-    b'"code":"headers_too_large"}}' % MAX_HEAD_BYTES
-)
+_ANSWER: Final = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
+_TOO_LARGE: Final = InvalidRequest(f"The headers are larger than {MAX_HEAD_BYTES} bytes", code="headers_too_large")
+_NOT_HTTP: Final = InvalidRequest("This is not an HTTP request that can be read", code="invalid_http")
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -47,8 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self.transport.write(_TOO_LARGE % (len(_TOO_LARGE_BODY), _TOO_LARGE_BODY))
-            self.transport.close()
+            self._refuse(b"431 Request Header Fields Too Large", _TOO_LARGE)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
@@ -60,6 +56,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_open = False
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls for bytes that are no HTTP."""
+        self._refuse(b"400 Bad Request", _NOT_HTTP)
+
+    def _refuse(self, status: bytes, error: InvalidRequest) -> None:
+        body = error.body_bytes()
+        self.transport.write(_ANSWER % (status, len(body), body))
+        self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -58,6 +58,10 @@ class Router(ABC):
 
     name: ClassVar[str]
     """The registry's key: `knn`."""
+    is_policy: ClassVar[bool] = False
+    """Whether it ranks candidates by `score` rather than by its estimates; these then only explain and price."""
+    is_contextual: ClassVar[bool] = True
+    """Whether it looks at the prompt at all; some baselines do not."""
     space_: str
     candidates_: tuple[Candidate, ...]
 
@@ -137,6 +141,11 @@ class Router(ABC):
         """
         estimates = self.estimate(embeddings, prompt_tokens)
         return score_table(estimates.quality, estimates.cost_usd, preference)
+
+    def score_one(self, embedding: npt.NDArray[np.float32], prompt_tokens: int, preference: float) -> Floats:
+        """`score` for one vector of shape (d,): of shape (n_candidates,)."""
+        scores = self.score(embedding[None], np.array([prompt_tokens], dtype=np.int64), preference)
+        return np.asarray(scores[0])
 
     @property
     def spaces(self) -> tuple[str, ...]:

@@ -94,7 +94,9 @@ def cross_validate(
     most = max(1, min(max(k_grid), len(table) - 1))
     ks = sorted({min(k, most) for k in k_grid})
     similarity, neighbours = _without_copies(table, nearest, rows, most)
-    near = float(np.quantile(similarity[:, 0][np.isfinite(similarity[:, 0])], _NEAR_QUANTILE)) if len(rows) else 0.0
+    others = similarity[:, 0][np.isfinite(similarity[:, 0])]
+    # Where no prompt has another beside copies of itself, only copies count as near.
+    near = float(np.quantile(others, _NEAR_QUANTILE)) if len(others) else 1.0
     kernels = [
         [Kernel(k, bandwidth, strength, near) for k in ks for strength in prior_strengths] for bandwidth in bandwidths
     ]

@@ -27,20 +27,13 @@ class Pool:
     """Immutable: routers replace it as a whole, so that an estimate under way keeps the one it began with."""
 
     def __init__(self, candidates: Sequence[Candidate], columns: npt.NDArray[np.int64]) -> None:
-        """`columns[i]` is where the router keeps what it knows of `candidates[i]`. RouterError for an empty pool or a
-        name
-        that comes twice."""
-        names = [candidate.name for candidate in candidates]
-        if not names:
-            raise RouterError("a router needs at least one candidate")
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise RouterError(f"two candidates are called {twice!r}; names are unique")
+        """`columns[i]` is where the router keeps what it knows of `candidates[i]`. RouterError as `check_pool`."""
+        check_pool(candidates)
         self.candidates = tuple(candidates)
         self.columns = columns
-        self._input_usd = np.array([each.input_usd_per_mtok for each in candidates]) / TOKENS_PER_PRICE_UNIT
-        self._output_usd = np.array([each.output_usd_per_mtok for each in candidates]) / TOKENS_PER_PRICE_UNIT
+        self.input_usd = np.array([each.input_usd_per_mtok for each in candidates]) / TOKENS_PER_PRICE_UNIT
+        self.output_usd = np.array([each.output_usd_per_mtok for each in candidates]) / TOKENS_PER_PRICE_UNIT
 
     def cost_usd(self, prompt_tokens: npt.NDArray[np.int64], output_tokens: Floats) -> Floats:
         """Of one call each, for prompt lengths of shape (n,) and answers of shape (n, n_candidates)."""
-        return np.asarray(prompt_tokens[:, None] * self._input_usd + output_tokens * self._output_usd)
+        return np.asarray(prompt_tokens[:, None] * self.input_usd + output_tokens * self.output_usd)

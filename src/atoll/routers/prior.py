@@ -169,7 +169,9 @@ class PriorRouter(Router):
         memberships = self._memberships(embeddings, space)
         quality, std, output_tokens, pool = self._posterior
         tokens = memberships @ output_tokens.T
-        return Estimates(memberships @ quality.T, memberships @ std.T, tokens, pool.cost_usd(prompt_tokens, tokens))
+        # Memberships sum to 1 but for rounding.
+        mixed = np.clip(memberships @ quality.T, 0.0, 1.0)
+        return Estimates(mixed, memberships @ std.T, tokens, pool.cost_usd(prompt_tokens, tokens))
 
     @property
     def version(self) -> str:

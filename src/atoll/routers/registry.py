@@ -11,6 +11,7 @@ from atoll.routers.artefact import read_about
 from atoll.routers.base import Router
 
 ROUTERS: Final = {
+    "group_means": "atoll.routers.group_means:GroupMeansRouter",
     "knn": "atoll.routers.knn:KNNRouter",
     "prior": "atoll.routers.prior:PriorRouter",
 }

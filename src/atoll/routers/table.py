@@ -25,6 +25,8 @@ class OutcomeTable:
     """In [0, 1], of shape (n, m)."""
     output_tokens: Matrix
     """Of shape (n, m)."""
+    tasks: tuple[str | None, ...] | None = None
+    """What each prompt is about, where somebody labelled them: known while learning only, never of a new prompt."""
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -35,7 +37,12 @@ class OutcomeTable:
         return int(np.isfinite(self.quality).sum())
 
     def take(self, rows: npt.NDArray[np.int64]) -> OutcomeTable:
-        return OutcomeTable(self.embeddings[rows], self.quality[rows], self.output_tokens[rows])
+        tasks = None if self.tasks is None else tuple(self.tasks[row] for row in rows)
+        return OutcomeTable(self.embeddings[rows], self.quality[rows], self.output_tokens[rows], tasks)
+
+    def of_columns(self, columns: npt.NDArray[np.int64]) -> OutcomeTable:
+        """Some of the candidates."""
+        return OutcomeTable(self.embeddings, self.quality[:, columns], self.output_tokens[:, columns], self.tasks)
 
     @classmethod
     def from_outcomes(

@@ -47,8 +47,6 @@ Ints = npt.NDArray[np.int64]
 Progress = Callable[[float], None]
 
 N_GROUPS: Final = 32
-_PROFILE: Final = -1
-"""In `_source`: a model that starts from the pool's profile."""
 _NEW_STD: Final = 0.2
 """Of the level of a model that nothing is known of."""
 
@@ -62,17 +60,22 @@ class Observations:
     columns: Ints
     """Which model, shape (n,), as in `_known_names`."""
     quality: Floats
-    """Shape (n,), like the next three; NaN where unknown."""
+    """Shape (n,), like all that follow; NaN where unknown."""
     output_tokens: Floats
     latency_s: Floats
     propensity: Floats
+    prompt_tokens: Floats
 
     def __len__(self) -> int:
         return len(self.columns)
 
 
 class ColumnRouter(Router):
-    """See the module. All parameters of a subclass are in `_parameter_constraints`."""
+    """See the module. All parameters of a subclass are in `_parameter_constraints`.
+
+    A later model is a mixture of the fitted ones: `fitted @ mix + offset` in quality, `fitted @ share` in length. It
+    starts as their average, as a copy, or as whatever `_admit` makes of it.
+    """
 
     _parameter_constraints: ClassVar[Mapping[str, Range]] = {}
     half_life: ClassVar[float | None] = None
@@ -96,6 +99,10 @@ class ColumnRouter(Router):
         """Quality of the table's models, of shape (n, m); by default their means by group. numpy only, no torch."""
         return self.group_table_.quality(self.groups_.memberships(embeddings))
 
+    def _predict_at(self, embeddings: Matrix, prompt_tokens: npt.NDArray[Any]) -> Floats:
+        """`_predict` for methods that look at the length of the prompt too; NaN where it is not known."""
+        return self._predict(embeddings)
+
     def _predict_std(self, embeddings: Matrix, memberships: Floats) -> Floats:
         """How unsure `_predict` is, of shape (n, m)."""
         return self.group_table_.quality_std(memberships)
@@ -103,6 +110,10 @@ class ColumnRouter(Router):
     def _predict_tokens(self, embeddings: Matrix, memberships: Floats) -> Floats:
         """Output tokens, of shape (n, m)."""
         return self.group_table_.output_tokens(memberships)
+
+    def _predict_tokens_at(self, embeddings: Matrix, memberships: Floats, prompt_tokens: npt.NDArray[Any]) -> Floats:
+        """`_predict_tokens` for methods that look at the length of the prompt too."""
+        return self._predict_tokens(embeddings, memberships)
 
     def _state(self) -> tuple[dict[str, Any], Tensors]:
         """What `_restore` needs beyond the parameters: JSON and arrays."""
@@ -146,7 +157,8 @@ class ColumnRouter(Router):
         self._dimension = table.embeddings.shape[1]
         self._known_names = [candidate.name for candidate in fitted]
         self._n_fitted = len(fitted)
-        self._source = np.zeros(0, dtype=np.int64)
+        self._mix = np.zeros((0, self._n_fitted))
+        self._share = np.zeros((0, self._n_fitted))
         self._offset = np.zeros(0)
         self.groups_ = Groups.fit(table.embeddings, N_GROUPS, getattr(self, "seed", 0))
         costs = Pool(fitted, np.arange(len(fitted)))
@@ -155,7 +167,8 @@ class ColumnRouter(Router):
         revealed = self._revealed(known)
         self.n_labels_ = revealed.n_outcomes
         self.group_table_ = GroupTable.fit(revealed, self.groups_.memberships(table.embeddings))
-        self._profile_mean = float(self._predict(table.embeddings[:2048]).mean())
+        lengths = np.full(len(table), np.nan) if table.prompt_tokens is None else table.prompt_tokens.astype(np.float64)
+        self._profile_mean = float(self._predict_at(table.embeddings[:2048], lengths[:2048]).mean())
         self._corrections = Corrections(self._n_fitted, len(self.groups_), self.half_life)
         self._n_updates = 0
         self._digest = _digest(self, table)
@@ -209,9 +222,9 @@ class ColumnRouter(Router):
         with self._lock:
             corrections, factor = self._corrections.quality(memberships), self._corrections.token_factor()
             certainty = self._corrections.certainty(memberships)
-            quality = self._all_columns(self._settled(embeddings, memberships), self._offset) + corrections
-            std = self._all_columns(self._predict_std(embeddings, memberships), _NEW_STD) * certainty
-            tokens = self._all_columns(self._predict_tokens(embeddings, memberships), 0.0) * factor
+            quality = self._all_quality(embeddings, memberships, prompt_tokens) + corrections
+            std = self._all_shared(self._predict_std(embeddings, memberships), _NEW_STD) * certainty
+            tokens = self._all_shared(self._predict_tokens_at(embeddings, memberships, prompt_tokens), 0.0) * factor
         tokens = np.maximum(tokens[:, columns], 1.0)
         quality = np.clip(quality[:, columns], 0.0, 1.0)
         return Estimates(quality, std[:, columns], tokens, pool.cost_usd(prompt_tokens, tokens))
@@ -222,7 +235,8 @@ class ColumnRouter(Router):
             tensors = {f"own.{name}": array for name, array in arrays.items()}
             tensors |= {f"table.{name}": array for name, array in self.group_table_.arrays().items()}
             tensors |= {f"corrections.{name}": array for name, array in self._corrections.arrays().items()}
-            tensors |= {"centres": self.groups_.centres, "source": self._source, "offset": self._offset}
+            tensors |= {"centres": self.groups_.centres, "mix": self._mix, "share": self._share}
+            tensors |= {"offset": self._offset}
             tensors["columns"] = self._pool.columns
             about = {
                 "space": self.space_,
@@ -258,18 +272,19 @@ class ColumnRouter(Router):
 
     # Inside
 
-    def _settled(self, embeddings: Matrix, memberships: Floats) -> Floats:
-        """`_predict`, drawn to the models' means far from everything that was seen."""
+    def _all_quality(self, embeddings: Matrix, memberships: Floats, prompt_tokens: npt.NDArray[Any]) -> Floats:
+        """Of fitted and later models, before corrections, drawn to the means far from everything that was seen."""
         near = memberships.sum(axis=1, keepdims=True)
-        return np.asarray(near * self._predict(embeddings) + (1.0 - near) * self.group_table_.mean)
+        fitted = near * self._predict_at(embeddings, prompt_tokens) + (1.0 - near) * self.group_table_.mean
+        if not len(self._mix):
+            return np.asarray(fitted)
+        return np.concatenate([fitted, fitted @ self._mix.T + self._offset], axis=1)
 
-    def _all_columns(self, fitted: Floats, offset: Floats | float) -> Floats:
-        """Predictions of shape (n, n_fitted) continued by those of later models."""
-        if not len(self._source):
+    def _all_shared(self, fitted: Floats, offset: float) -> Floats:
+        """Lengths or uncertainties: those of later models are averages of the models they are like."""
+        if not len(self._share):
             return fitted
-        profile = fitted.mean(axis=1, keepdims=True)
-        later = np.where(self._source == _PROFILE, profile, fitted[:, self._source]) + offset
-        return np.concatenate([fitted, later], axis=1)
+        return np.concatenate([fitted, fitted @ self._share.T + offset], axis=1)
 
     def _observations(self, outcomes: Sequence[Outcome], embeddings: Embeddings) -> Observations:
         column_of = {each.name: int(column) for each, column in zip(self.candidates_, self._pool.columns, strict=True)}
@@ -280,14 +295,16 @@ class ColumnRouter(Router):
             _values([outcome.completion_tokens for outcome in outcomes]),
             _values([outcome.latency_s for outcome in outcomes]),
             _values([outcome.propensity for outcome in outcomes]),
+            _values([outcome.prompt_tokens for outcome in outcomes]),
         )
 
     def _correct(self, seen: Observations) -> None:
         """Feedback moves a model by group of prompts."""
         memberships = self.groups_.memberships(seen.embeddings)
         row = np.arange(len(seen))
-        expected = self._all_columns(self._settled(seen.embeddings, memberships), self._offset)[row, seen.columns]
-        tokens = self._all_columns(self._predict_tokens(seen.embeddings, memberships), 0.0)[row, seen.columns]
+        expected = self._all_quality(seen.embeddings, memberships, seen.prompt_tokens)[row, seen.columns]
+        lengths = self._predict_tokens_at(seen.embeddings, memberships, seen.prompt_tokens)
+        tokens = self._all_shared(lengths, 0.0)[row, seen.columns]
         token_log = np.log(np.maximum(seen.output_tokens, 1.0) / np.maximum(tokens, 1.0))
         self._corrections.learn(seen.columns, memberships, seen.quality - np.clip(expected, 0.0, 1.0), token_log)
 
@@ -303,20 +320,23 @@ class ColumnRouter(Router):
 
     def _new_column(self, candidate: Candidate) -> int:
         prior = candidate.quality_prior
-        return self._append(candidate, _PROFILE, 0.0 if prior is None else prior - self._profile_mean)
+        average = np.full(self._n_fitted, 1.0 / self._n_fitted)
+        return self._append(candidate, average, average, 0.0 if prior is None else prior - self._profile_mean)
 
     def _copied_column(self, candidate: Candidate, source: int) -> int:
         later = source - self._n_fitted
         if later < 0:
-            column = self._append(candidate, source, 0.0)
+            same = np.eye(self._n_fitted)[source]
+            column = self._append(candidate, same, same, 0.0)
         else:
-            column = self._append(candidate, int(self._source[later]), float(self._offset[later]))
+            column = self._append(candidate, self._mix[later], self._share[later], float(self._offset[later]))
         self._corrections.copy_model(source, column)
         return column
 
-    def _append(self, candidate: Candidate, source: int, offset: float) -> int:
+    def _append(self, candidate: Candidate, mix: Floats, share: Floats, offset: float) -> int:
         self._known_names.append(candidate.name)
-        self._source = np.append(self._source, source)
+        self._mix = np.vstack([self._mix, mix])
+        self._share = np.vstack([self._share, share])
         self._offset = np.append(self._offset, offset)
         self._corrections.add_model()
         return len(self._known_names) - 1
@@ -327,7 +347,7 @@ class ColumnRouter(Router):
         self._dimension = int(about["dimension"])
         self._known_names = list(about["known_names"])
         self._n_fitted = int(about["n_fitted"])
-        self._source, self._offset = tensors["source"].copy(), tensors["offset"].copy()
+        self._mix, self._share, self._offset = (tensors[name].copy() for name in ("mix", "share", "offset"))
         self._profile_mean = float(about["profile_mean"])
         self.n_labels_ = int(about["n_labels"])
         self._n_updates, self._digest = int(about["n_updates"]), str(about["digest"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -27,6 +27,8 @@ class OutcomeTable:
     """Of shape (n, m)."""
     tasks: tuple[str | None, ...] | None = None
     """What each prompt is about, where somebody labelled them: known while learning only, never of a new prompt."""
+    prompt_tokens: npt.NDArray[np.float32] | None = None
+    """Length of each prompt, shape (n,), NaN where unknown; None where of none. Known of new prompts too."""
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -38,11 +40,12 @@ class OutcomeTable:
 
     def take(self, rows: npt.NDArray[np.int64]) -> OutcomeTable:
         tasks = None if self.tasks is None else tuple(self.tasks[row] for row in rows)
-        return OutcomeTable(self.embeddings[rows], self.quality[rows], self.output_tokens[rows], tasks)
+        lengths = None if self.prompt_tokens is None else self.prompt_tokens[rows]
+        return OutcomeTable(self.embeddings[rows], self.quality[rows], self.output_tokens[rows], tasks, lengths)
 
     def of_columns(self, columns: npt.NDArray[np.int64]) -> OutcomeTable:
         """Some of the candidates."""
-        return OutcomeTable(self.embeddings, self.quality[:, columns], self.output_tokens[:, columns], self.tasks)
+        return replace(self, quality=self.quality[:, columns], output_tokens=self.output_tokens[:, columns])
 
     @classmethod
     def from_outcomes(
@@ -62,6 +65,7 @@ class OutcomeTable:
             _check(outcome, column_of, embeddings)
             row_of.setdefault(outcome.prompt, len(row_of))
         sums = np.zeros((4, len(row_of), len(candidates)), dtype=np.float64)
+        lengths = np.zeros((2, len(row_of)))
         for outcome in outcomes:
             cell = row_of[outcome.prompt], column_of[outcome.candidate]
             if outcome.quality is not None:
@@ -70,11 +74,14 @@ class OutcomeTable:
             if outcome.completion_tokens is not None:
                 sums[2][cell] += outcome.completion_tokens
                 sums[3][cell] += 1
+            if outcome.prompt_tokens is not None:
+                lengths[:, cell[0]] += outcome.prompt_tokens, 1
         vectors = [embeddings[prompt] for prompt in row_of]
         return cls(
             np.stack(vectors).astype(np.float32) if vectors else np.empty((0, 0), dtype=np.float32),
             _mean(sums[0], sums[1]),
             _mean(sums[2], sums[3]),
+            prompt_tokens=_mean(lengths[0], lengths[1]) if lengths[1].any() else None,
         )
 
 

@@ -298,15 +298,17 @@ class ColumnRouter(Router):
             _values([outcome.prompt_tokens for outcome in outcomes]),
         )
 
-    def _correct(self, seen: Observations) -> None:
-        """Feedback moves a model by group of prompts."""
+    def _correct(self, seen: Observations, weights: Floats | None = None) -> None:
+        """Feedback moves a model by group of prompts; `weights` of shape (n,) average to about 1."""
         memberships = self.groups_.memberships(seen.embeddings)
         row = np.arange(len(seen))
         expected = self._all_quality(seen.embeddings, memberships, seen.prompt_tokens)[row, seen.columns]
         lengths = self._predict_tokens_at(seen.embeddings, memberships, seen.prompt_tokens)
         tokens = self._all_shared(lengths, 0.0)[row, seen.columns]
         token_log = np.log(np.maximum(seen.output_tokens, 1.0) / np.maximum(tokens, 1.0))
-        self._corrections.learn(seen.columns, memberships, seen.quality - np.clip(expected, 0.0, 1.0), token_log)
+        self._corrections.learn(
+            seen.columns, memberships, seen.quality - np.clip(expected, 0.0, 1.0), token_log, weights
+        )
 
     def _set_pool(self, candidates: Sequence[Candidate]) -> None:
         columns: list[int] = []

@@ -49,10 +49,22 @@ class Corrections:
             getattr(self, name)[target] = getattr(self, name)[source]
         self._solve()
 
-    def learn(self, models: Ints, memberships: Floats, surprise: Floats, token_log: Floats) -> None:
-        """One row per outcome: its model, memberships of shape (n, g), surprise and log token ratio (NaN: unknown)."""
+    def learn(
+        self,
+        models: Ints,
+        memberships: Floats,
+        surprise: Floats,
+        token_log: Floats,
+        weights: Floats | None = None,
+    ) -> None:
+        """One row per outcome: its model, memberships of shape (n, g), surprise and log token ratio (NaN: unknown).
+
+        `weights` are how many outcomes each surprise counts for, None for one.
+        """
         far = 1.0 - memberships.sum(axis=1, keepdims=True)
         belongs = np.concatenate([memberships, far], axis=1)
+        if weights is not None:
+            belongs *= weights[:, None]
         for row, model in enumerate(models.tolist()):
             if math.isfinite(surprise[row]):
                 self.count[model] = self.keep * self.count[model] + belongs[row]

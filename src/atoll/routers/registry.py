@@ -13,6 +13,7 @@ from atoll.routers.base import Router
 ROUTERS: Final = {
     "group_means": "atoll.routers.group_means:GroupMeansRouter",
     "knn": "atoll.routers.knn:KNNRouter",
+    "reef": "atoll.routers.reef:ReefRouter",
     "prior": "atoll.routers.prior:PriorRouter",
 }
 """Where each is; imported when it is asked for."""

@@ -5,6 +5,7 @@ Money is in US dollars, prices in US dollars per million tokens, time in seconds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -124,8 +125,8 @@ class Decision:
     router_version: str
     reason: str
     """One sentence for a person."""
-    estimates: tuple[Estimate, ...] = ()
-    scores: tuple[float, ...] = ()
+    estimates: Sequence[Estimate] = ()
+    scores: Sequence[float] = ()
     """One per estimate: what the decision ranked by."""
     propensity: float = 1.0
     """The probability with which `candidate` was chosen; 1.0 where nothing was explored."""

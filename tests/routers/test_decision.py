@@ -174,7 +174,7 @@ def test_none_eligible_keeps_the_typed_reasons() -> None:
 def test_scores_of_a_policy_router_take_the_place_of_the_utility() -> None:
     decision = choose(POOL, 0.5, scores=[0.1, 0.2, 0.9, 0.3])
     assert (decision.candidate, decision.alternatives) == ("large", ("huge", "mini", "nano"))
-    assert decision.scores == (0.1, 0.2, 0.9, 0.3)
+    assert tuple(decision.scores) == (0.1, 0.2, 0.9, 0.3)
     assert decision.reason == "large: estimated quality 0.80, ranked first of 4 candidates by the router's policy"
 
 

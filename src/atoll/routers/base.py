@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,66 @@ Embeddings = Mapping[str, npt.NDArray[np.float32]]
 """Unit vectors of shape (d,) by prompt id."""
 
 
+class EstimateRow(Sequence[Estimate]):
+    """One prompt's predictions, in the order of the pool: arrays of shape (n_candidates,).
+
+    As a sequence it holds plain objects, made when somebody looks at them: most decisions only need the arrays.
+    """
+
+    __slots__ = ("cost_usd", "names", "output_tokens", "quality", "quality_std")
+
+    def __init__(
+        self, names: tuple[str, ...], quality: Floats, quality_std: Floats, output_tokens: Floats, cost_usd: Floats
+    ) -> None:
+        self.names = names
+        self.quality = quality
+        self.quality_std = quality_std
+        self.output_tokens = output_tokens
+        self.cost_usd = cost_usd
+
+    @classmethod
+    def of(cls, estimates: Sequence[Estimate]) -> EstimateRow:
+        """The same predictions, whatever sequence they came in."""
+        if isinstance(estimates, EstimateRow):
+            return estimates
+        fields = ("quality", "quality_std", "output_tokens", "cost_usd")
+        arrays = (np.array([getattr(each, name) for each in estimates], dtype=np.float64) for name in fields)
+        return cls(tuple([each.candidate for each in estimates]), *arrays)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Estimate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Estimate, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Estimate | tuple[Estimate, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return Estimate(
+            self.names[index],
+            float(self.quality[index]),
+            float(self.quality_std[index]),
+            float(self.output_tokens[index]),
+            float(self.cost_usd[index]),
+        )
+
+    def __iter__(self) -> Iterator[Estimate]:
+        arrays = (self.quality, self.quality_std, self.output_tokens, self.cost_usd)
+        return map(Estimate, self.names, *(array.tolist() for array in arrays))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"EstimateRow{tuple(self)!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimates:
     """Predictions for a batch of prompts: arrays of shape (n_prompts, n_candidates), columns as in `candidates_`."""
@@ -32,17 +92,11 @@ class Estimates:
     cost_usd: Floats
     """Of one call: input price x prompt tokens + output price x predicted output tokens."""
 
-    def row(self, index: int, candidates: Sequence[Candidate]) -> tuple[Estimate, ...]:
-        """One prompt's predictions as plain objects, for `decide`."""
-        return tuple(
-            map(
-                Estimate,
-                [candidate.name for candidate in candidates],
-                self.quality[index].tolist(),
-                self.quality_std[index].tolist(),
-                self.output_tokens[index].tolist(),
-                self.cost_usd[index].tolist(),
-            )
+    def row(self, index: int, candidates: Sequence[Candidate]) -> EstimateRow:
+        """One prompt's predictions, for `decide`."""
+        names = tuple([candidate.name for candidate in candidates])
+        return EstimateRow(
+            names, self.quality[index], self.quality_std[index], self.output_tokens[index], self.cost_usd[index]
         )
 
 
@@ -126,7 +180,7 @@ class Router(ABC):
 
     def estimate_one(
         self, embedding: npt.NDArray[np.float32], prompt_tokens: int, *, space: str | None = None
-    ) -> tuple[Estimate, ...]:
+    ) -> EstimateRow:
         """`estimate` for one vector of shape (d,)."""
         batch = self.estimate(embedding[None], np.array([prompt_tokens], dtype=np.int64), space=space)
         return batch.row(0, self.candidates_)

@@ -29,6 +29,7 @@ class Corrections:
 
     def __init__(self, n_models: int, n_groups: int, half_life: float | None = None) -> None:
         """`half_life` in outcomes of the same model; None never forgets."""
+        self.is_told = False
         self.keep = 1.0 if half_life is None else math.exp(-math.log(2.0) / half_life)
         self.count = np.zeros((n_models, n_groups + 1))
         """Outcomes by memberships; the last column is for prompts of no known group."""
@@ -76,16 +77,16 @@ class Corrections:
 
     def quality(self, memberships: Floats) -> Floats:
         """What is added to predictions, of shape (n, m)."""
-        return np.asarray(self._level + memberships @ self._deviation.T)
+        return np.asarray(self._level + memberships @ self._deviation)
 
     def certainty(self, memberships: Floats) -> Floats:
         """By what a prediction's standard deviation is multiplied, of shape (n, m): less with outcomes near."""
-        near = memberships @ self.count[:, :-1].T
+        near = memberships @ self._near
         return np.asarray(np.sqrt(GROUP_STRENGTH / (GROUP_STRENGTH + near)))
 
     def token_factor(self) -> Floats:
         """Of shape (m,)."""
-        return np.asarray(np.exp(self.token_log / (self.token_count + TOKEN_STRENGTH)))
+        return self._token_factor
 
     def arrays(self) -> dict[str, Floats]:
         return {name: getattr(self, name) for name in _FIELDS}
@@ -98,4 +99,7 @@ class Corrections:
     def _solve(self) -> None:
         level = self.surprise.sum(axis=1) / (self.count.sum(axis=1) + LEVEL_STRENGTH)
         deviation = (self.surprise - self.count * level[:, None]) / (self.count + GROUP_STRENGTH)
-        self._level, self._deviation = level, deviation[:, :-1]
+        self._level, self._deviation = level, deviation[:, :-1].T.copy()
+        self._near = self.count[:, :-1].T.copy()
+        self._token_factor = np.exp(self.token_log / (self.token_count + TOKEN_STRENGTH))
+        self.is_told = bool(self.count.any() or self.token_count.any())

@@ -26,10 +26,17 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from atoll.errors import RouterError
+from atoll.routers.base import EstimateRow
 from atoll.routers.eligibility import Exclusion, NoneEligible, over_cap
-from atoll.routers.utility import typical_cost_usd, weights
+from atoll.routers.utility import weights
 from atoll.types import Decision, Estimate, Preference
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 
 ACCEPTABLE_SHARE: Final = 0.4
 """Of the best eligible candidate's estimated quality. Below it an answer is not worth having at any price."""
@@ -62,60 +69,69 @@ def decide(
 
     Raises NoneEligible when nobody may answer, RouterError for a preference or an estimate that makes no sense.
     """
+    row = EstimateRow.of(estimates)
     quality_weight = preference.quality_weight
     for_quality, for_cost = weights(quality_weight)
-    eligible = _eligible(estimates, excluded, preference.max_cost_usd)
-    is_policy = scores is not None
+    eligible = _eligible(row, excluded, preference.max_cost_usd)
+    qualities = row.quality[eligible]
+    best = int(eligible[qualities.argmax()])
     if scores is None:
-        cost_weight = for_cost / typical_cost_usd([estimate.cost_usd for estimate in estimates])
-        scores = [for_quality * each.quality - cost_weight * each.cost_usd for each in estimates]
-        best = max(eligible, key=lambda index: estimates[index].quality)
-        tolerance = for_quality * min(MAX_TIE, TIE_STDS * (1.0 - 0.5 * quality_weight) * estimates[best].quality_std)
+        ranks = for_quality * row.quality - (for_cost / _typical_usd(row.cost_usd)) * row.cost_usd
+        unsure = TIE_STDS * (1.0 - 0.5 * quality_weight) * float(row.quality_std[best])
+        tolerance = for_quality * min(MAX_TIE, unsure)
     else:
-        tolerance = 0.0
-    acceptable = _acceptable(estimates, eligible)
-    chosen = _cheapest_of_the_best(estimates, scores, acceptable, tolerance)
-    order = _ranked(estimates, scores, eligible, acceptable, chosen)
+        ranks, tolerance = np.asarray(scores, dtype=np.float64), 0.0
+    acceptable = eligible[qualities >= ACCEPTABLE_SHARE * row.quality[best]]
+    chosen = _cheapest_of_the_best(row, ranks, acceptable, tolerance)
+    order = _ranked(row, ranks, eligible, acceptable, chosen)
     propensity, reason = 1.0, ""
     if exploration > 0.0 and len(eligible) > 1:
-        drawn = rng.choice(eligible) if rng.random() < exploration else chosen
+        drawn = rng.choice(eligible.tolist()) if rng.random() < exploration else chosen
         propensity = exploration / len(eligible)
         if drawn == chosen:
             propensity += 1.0 - exploration
         else:
             order.remove(drawn)
             order.insert(0, drawn)
-            reason = _explored(estimates[drawn], estimates[chosen])
-    names = [estimates[index].candidate for index in order]
+            reason = _explored(row[drawn], row[chosen])
+    names = [row.names[index] for index in order]
     return Decision(
         candidate=names[0],
         alternatives=tuple(names[1:]),
         router=router,
         router_version=router_version,
-        reason=reason or _explain(estimates, eligible, acceptable, chosen, None if is_policy else quality_weight),
-        estimates=tuple(estimates),
-        scores=tuple(scores),
+        reason=reason or _explain(row, eligible, acceptable, chosen, quality_weight if scores is None else None),
+        estimates=row,
+        scores=ranks.tolist(),
         propensity=propensity,
         preference=preference,
     )
 
 
-def _eligible(
-    estimates: Sequence[Estimate], excluded: Mapping[str, object] | None, max_cost_usd: float | None
-) -> list[int]:
+def _typical_usd(cost_usd: Floats) -> float:
+    """`utility.typical_cost_usd` of an array."""
+    paid = cost_usd[cost_usd > 0.0]
+    return math.exp(float(np.log(paid).mean())) if len(paid) else 1.0
+
+
+def _eligible(row: EstimateRow, excluded: Mapping[str, object] | None, max_cost_usd: float | None) -> Indices:
     """Indices of those that may answer."""
     cap = math.inf if max_cost_usd is None else max_cost_usd
     if not cap >= 0.0:
         raise RouterError(f"max_cost_usd {max_cost_usd!r} makes no sense; give an amount in US dollars, at least 0")
-    eligible = []
-    for index, estimate in enumerate(estimates):
-        # Written so that NaN fails too.
-        if not (0.0 <= estimate.quality <= 1.0 and 0.0 <= estimate.cost_usd < math.inf):
-            raise RouterError(f"the router's estimate makes no sense: {estimate!r}")
-        if estimate.cost_usd <= cap and (not excluded or estimate.candidate not in excluded):
-            eligible.append(index)
-    if not eligible:
-        raise NoneEligible(_why_nobody(estimates, excluded or {}, cap))
+    quality, cost_usd = row.quality, row.cost_usd
+    # Written so that NaN fails too.
+    if len(row) and not (
+        quality.min() >= 0.0 and quality.max() <= 1.0 and cost_usd.min() >= 0.0 and cost_usd.max() < math.inf
+    ):
+        wrong = ~((quality >= 0.0) & (quality <= 1.0) & (cost_usd >= 0.0) & (cost_usd < math.inf))
+        raise RouterError(f"the router's estimate makes no sense: {row[int(wrong.argmax())]!r}")
+    may = cost_usd <= cap
+    if excluded:
+        may &= [name not in excluded for name in row.names]
+    eligible = may.nonzero()[0]
+    if not len(eligible):
+        raise NoneEligible(_why_nobody(row, excluded or {}, cap))
     return eligible
 
 
@@ -130,56 +146,54 @@ def _why_nobody(estimates: Sequence[Estimate], excluded: Mapping[str, object], c
     return exclusions
 
 
-def _acceptable(estimates: Sequence[Estimate], eligible: list[int]) -> list[int]:
-    floor = ACCEPTABLE_SHARE * max(estimates[index].quality for index in eligible)
-    return [index for index in eligible if estimates[index].quality >= floor]
+def _cheapest_of_the_best(row: EstimateRow, ranks: Floats, acceptable: Indices, tolerance: float) -> int:
+    its = ranks[acceptable]
+    best_enough = acceptable[its >= its.max() - tolerance].tolist()
+    if len(best_enough) == 1:
+        return int(best_enough[0])
+    return int(min(best_enough, key=lambda index: (row.cost_usd[index], -ranks[index], -row.quality[index])))
 
 
-def _cheapest_of_the_best(
-    estimates: Sequence[Estimate], scores: Sequence[float], acceptable: list[int], tolerance: float
-) -> int:
-    enough = max(scores[index] for index in acceptable) - tolerance
-    best_enough = [index for index in acceptable if scores[index] >= enough]
-    return min(best_enough, key=lambda index: (estimates[index].cost_usd, -scores[index], -estimates[index].quality))
-
-
-def _ranked(
-    estimates: Sequence[Estimate],
-    scores: Sequence[float],
-    eligible: list[int],
-    acceptable: list[int],
-    chosen: int,
-) -> list[int]:
+def _ranked(row: EstimateRow, ranks: Floats, eligible: Indices, acceptable: Indices, chosen: int) -> list[int]:
     """The fallback order: the choice, the other acceptable ones by score, then the rest by quality."""
-    others = sorted((index for index in acceptable if index != chosen), key=lambda index: -scores[index])
+    order: list[int] = acceptable[(-ranks[acceptable]).argsort(kind="stable")].tolist()
+    order.remove(chosen)
+    order.insert(0, chosen)
     if len(acceptable) < len(eligible):
-        rest = set(eligible).difference(acceptable)
-        others += sorted(rest, key=lambda index: (-estimates[index].quality, index))
-    return [chosen, *others]
+        rest = np.setdiff1d(eligible, acceptable, assume_unique=True)
+        order += rest[(-row.quality[rest]).argsort(kind="stable")].tolist()
+    return order
 
 
 def _explain(
-    estimates: Sequence[Estimate], eligible: list[int], acceptable: list[int], chosen: int, quality_weight: float | None
+    row: EstimateRow, eligible: Indices, acceptable: Indices, chosen: int, quality_weight: float | None
 ) -> str:
     """`quality_weight` is None where a policy has ranked: what moved it is not in the estimates."""
-    choice = estimates[chosen]
+    name, quality, cost_usd = row.names[chosen], float(row.quality[chosen]), float(row.cost_usd[chosen])
     if len(eligible) == 1:
-        return f"{choice.candidate}: the only candidate that can answer this request"
-    best = estimates[max(eligible, key=lambda index: (estimates[index].quality, -estimates[index].cost_usd))]
-    if choice.quality >= best.quality:
-        return f"{choice.candidate}: best estimated quality ({choice.quality:.2f}) of {len(eligible)} candidates"
-    lead = f"{choice.candidate}: estimated quality {choice.quality:.2f}"
+        return f"{name}: the only candidate that can answer this request"
+    best = _best(row, eligible)
+    best_quality = float(row.quality[best])
+    if quality >= best_quality:
+        return f"{name}: best estimated quality ({quality:.2f}) of {len(eligible)} candidates"
+    lead = f"{name}: estimated quality {quality:.2f}"
     if quality_weight is None:
         return f"{lead}, ranked first of {len(eligible)} candidates by the router's policy"
     # Cheaper than the best, or the best would have been chosen: so the best costs something.
-    at_cost = f"at {_percent(choice.cost_usd, best.cost_usd)} of its cost" if choice.cost_usd > 0.0 else "at no cost"
-    lost = best.quality - choice.quality
-    if lost <= min(MAX_TIE, TIE_STDS * best.quality_std):
-        return f"{lead} is within the uncertainty of the best ({best.quality:.2f} {best.candidate}) {at_cost}"
-    if all(choice.cost_usd <= estimates[index].cost_usd for index in acceptable):
-        return f"{lead}; the best has {best.quality:.2f} ({best.candidate}), but nothing acceptable is cheaper"
+    at_cost = f"at {_percent(cost_usd, float(row.cost_usd[best]))} of its cost" if cost_usd > 0.0 else "at no cost"
+    if best_quality - quality <= min(MAX_TIE, TIE_STDS * float(row.quality_std[best])):
+        return f"{lead} is within the uncertainty of the best ({best_quality:.2f} {row.names[best]}) {at_cost}"
+    if cost_usd <= float(row.cost_usd[acceptable].min()):
+        return f"{lead}; the best has {best_quality:.2f} ({row.names[best]}), but nothing acceptable is cheaper"
     trade = f"the better trade at preference {quality_weight:g}"
-    return f"{lead} against {best.quality:.2f} of {best.candidate}, {at_cost}: {trade}"
+    return f"{lead} against {best_quality:.2f} of {row.names[best]}, {at_cost}: {trade}"
+
+
+def _best(row: EstimateRow, eligible: Indices) -> int:
+    """The cheapest of those with the highest quality."""
+    qualities = row.quality[eligible]
+    equal = eligible[qualities == qualities.max()]
+    return int(equal[row.cost_usd[equal].argmin()])
 
 
 def _percent(part: float, whole: float) -> str:

@@ -7,6 +7,7 @@ does not grow with the number of known prompts (Williams & Seeger, 2001).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -82,7 +83,17 @@ class Lengths:
 
     def features(self, prompt_tokens: npt.NDArray[Any]) -> Floats:
         """Of shape (n, 6); a length that is not known counts as the mean."""
+        if len(prompt_tokens) == 1:
+            return self._features_of_one(float(prompt_tokens[0]))
         logs = np.log1p(np.asarray(prompt_tokens, dtype=np.float64))
         logs = np.where(np.isfinite(logs), np.clip(logs, self.low, self.high), self.mean)
         beyond = np.maximum(logs[:, None] - self.knots, 0.0)
         return np.asarray(_LENGTH_SCALE / self.std * np.concatenate([(logs - self.mean)[:, None], beyond], axis=1))
+
+    def _features_of_one(self, prompt_tokens: float) -> Floats:
+        """The same for one prompt, in a tenth of the time."""
+        log = math.log1p(prompt_tokens)
+        log = min(max(log, self.low), self.high) if math.isfinite(log) else self.mean
+        scale = _LENGTH_SCALE / self.std
+        beyond = [scale * (log - knot) if log > knot else 0.0 for knot in self.knots.tolist()]
+        return np.array([[scale * (log - self.mean), *beyond]])

@@ -76,7 +76,8 @@ class GroupTable:
 
     def quality_std(self, memberships: Floats) -> Floats:
         far = 1.0 - memberships.sum(axis=1, keepdims=True)
-        return np.asarray(memberships @ self.std.T + far * self.mean_std)
+        std: Floats = memberships @ self.std.T + far * self.mean_std
+        return std
 
     def output_tokens(self, memberships: Floats) -> Floats:
         far = 1.0 - memberships.sum(axis=1, keepdims=True)

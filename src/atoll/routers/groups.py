@@ -48,9 +48,9 @@ class Groups:
 
         What is missing from 1 is the share for which only the models' own means speak.
         """
-        similarity = (embeddings @ self.centres.T).astype(np.float64)
+        similarity = embeddings @ self.centres.T
         best = similarity.max(axis=1, keepdims=True)
-        weights = np.exp((similarity - best) / TEMPERATURE)
-        seen = np.exp(np.minimum(best - self.near_similarity, 0.0) / _FAR_WIDTH)
+        weights: Floats = np.exp((similarity - best) * np.float32(1.0 / TEMPERATURE)).astype(np.float64)
+        seen = np.exp(np.minimum(best - self.near_similarity, 0.0) * (1.0 / _FAR_WIDTH))
         weights *= seen / weights.sum(axis=1, keepdims=True)
-        return np.asarray(weights)
+        return weights

@@ -85,13 +85,18 @@ class ReefRouter(ColumnRouter):
         return self._predict_at(embeddings, np.full(len(embeddings), np.nan))
 
     def _predict_at(self, embeddings: Matrix, prompt_tokens: npt.NDArray[Any]) -> Floats:
-        quality = self._served.predict(embeddings, prompt_tokens)[0].astype(np.float64)
-        # Averages of cautious estimates are too cautious about how difficult a prompt is; that changes no ranking.
-        quality += (self._stretch - 1.0) * (quality.mean(axis=1, keepdims=True) - self._centre)
-        return np.clip(quality, 0.0, 1.0)
+        return self._stretched(self._served.predict(embeddings, prompt_tokens)[0])
 
-    def _predict_tokens_at(self, embeddings: Matrix, memberships: Floats, prompt_tokens: npt.NDArray[Any]) -> Floats:
-        return self._served.predict(embeddings, prompt_tokens)[1].astype(np.float64)
+    def _predict_both(
+        self, embeddings: Matrix, memberships: Floats, prompt_tokens: npt.NDArray[Any]
+    ) -> tuple[Floats, Floats]:
+        quality, tokens = self._served.predict(embeddings, prompt_tokens)
+        return self._stretched(quality), tokens.astype(np.float64)
+
+    def _stretched(self, quality: Matrix) -> Floats:
+        """Averages of cautious estimates are too cautious about how difficult a prompt is; that changes no ranking."""
+        mean = quality.mean(axis=1, keepdims=True)
+        return np.asarray(quality + (self._stretch - 1.0) * (mean - self._centre).astype(np.float64))
 
     def _observe(self, seen: Observations) -> None:
         """The doubly robust estimate is prediction + (outcome - prediction) / propensity; weights average to 1."""

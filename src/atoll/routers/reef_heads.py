@@ -156,14 +156,17 @@ class Served:
     def predict(self, embeddings: Matrix, prompt_tokens: npt.NDArray[Any]) -> tuple[Matrix, Matrix]:
         """Quality and output tokens, each of shape (n, m)."""
         t, m = self.token_effects.shape
-        similarities = np.exp(self.width * (embeddings @ self.landmarks.T - np.float32(1.0)))
+        similarities = embeddings @ self.landmarks.T
+        similarities -= np.float32(1.0)
+        similarities *= np.float32(self.width)
+        np.exp(similarities, out=similarities)
         outputs = similarities @ self.products
         outputs += self.lengths.features(prompt_tokens).astype(np.float32) @ self.additions[:-1] + self.additions[-1]
         plain, longer = shares(outputs[:, :t]), shares(outputs[:, t : 2 * t])
         quality = outputs[:, 2 * t : 2 * t + m] + plain @ self.effects[:t] + longer @ self.effects[t:]
-        logs = np.clip(outputs[:, 2 * t + m :], self.token_low, self.token_high)
-        by_neighbours = np.exp(logs) * self.token_scale
-        tokens = (plain @ self.token_effects + by_neighbours[:, :m] + by_neighbours[:, m:]) / np.float32(3.0)
+        logs = np.minimum(np.maximum(outputs[:, 2 * t + m :], self.token_low), self.token_high)
+        by_neighbours: Matrix = np.exp(logs) * self.token_scale
+        tokens: Matrix = (plain @ self.token_effects + by_neighbours[:, :m] + by_neighbours[:, m:]) / np.float32(3.0)
         return quality, tokens
 
     def state(self) -> tuple[dict[str, Any], Tensors]:

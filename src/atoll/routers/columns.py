@@ -298,7 +298,8 @@ class ColumnRouter(Router):
         """
         predicted, tokens = self._predict_both(embeddings, memberships, prompt_tokens)
         mean = self.group_table_.mean
-        fitted = mean + memberships.sum(axis=1, keepdims=True) * (predicted - mean)
+        near = memberships @ np.ones((memberships.shape[1], 1))
+        fitted: Floats = mean + near * (predicted - mean)
         if len(self._mix):
             fitted = np.concatenate([fitted, fitted @ self._mix.T + self._offset], axis=1)
         return fitted, self._all_shared(tokens, 0.0)

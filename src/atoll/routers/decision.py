@@ -81,9 +81,10 @@ def decide(
         tolerance = for_quality * min(MAX_TIE, unsure)
     else:
         ranks, tolerance = np.asarray(scores, dtype=np.float64), 0.0
-    acceptable = eligible[qualities >= ACCEPTABLE_SHARE * row.quality[best]]
+    is_acceptable = qualities >= ACCEPTABLE_SHARE * row.quality[best]
+    acceptable = eligible[is_acceptable]
     chosen = _cheapest_of_the_best(row, ranks, acceptable, tolerance)
-    order = _ranked(row, ranks, eligible, acceptable, chosen)
+    order = _ranked(row, ranks, acceptable, eligible[~is_acceptable], chosen)
     propensity, reason = 1.0, ""
     if exploration > 0.0 and len(eligible) > 1:
         drawn = rng.choice(eligible.tolist()) if rng.random() < exploration else chosen
@@ -111,7 +112,7 @@ def decide(
 def _typical_usd(cost_usd: Floats) -> float:
     """`utility.typical_cost_usd` of an array."""
     paid = cost_usd[cost_usd > 0.0]
-    return math.exp(float(np.log(paid).mean())) if len(paid) else 1.0
+    return math.exp(float(np.add.reduce(np.log(paid))) / len(paid)) if len(paid) else 1.0
 
 
 def _eligible(row: EstimateRow, excluded: Mapping[str, object] | None, max_cost_usd: float | None) -> Indices:
@@ -121,12 +122,11 @@ def _eligible(row: EstimateRow, excluded: Mapping[str, object] | None, max_cost_
         raise RouterError(f"max_cost_usd {max_cost_usd!r} makes no sense; give an amount in US dollars, at least 0")
     quality, cost_usd = row.quality, row.cost_usd
     # Written so that NaN fails too.
-    if len(row) and not (
-        quality.min() >= 0.0 and quality.max() <= 1.0 and cost_usd.min() >= 0.0 and cost_usd.max() < math.inf
-    ):
-        wrong = ~((quality >= 0.0) & (quality <= 1.0) & (cost_usd >= 0.0) & (cost_usd < math.inf))
-        raise RouterError(f"the router's estimate makes no sense: {row[int(wrong.argmax())]!r}")
-    may = cost_usd <= cap
+    may = (quality >= 0.0) & (quality <= 1.0) & (cost_usd >= 0.0) & (cost_usd < math.inf)
+    if not may.all():
+        raise RouterError(f"the router's estimate makes no sense: {row[int(may.argmin())]!r}")
+    if cap < math.inf:
+        may &= cost_usd <= cap
     if excluded:
         may &= [name not in excluded for name in row.names]
     eligible = may.nonzero()[0]
@@ -154,13 +154,12 @@ def _cheapest_of_the_best(row: EstimateRow, ranks: Floats, acceptable: Indices, 
     return int(min(best_enough, key=lambda index: (row.cost_usd[index], -ranks[index], -row.quality[index])))
 
 
-def _ranked(row: EstimateRow, ranks: Floats, eligible: Indices, acceptable: Indices, chosen: int) -> list[int]:
+def _ranked(row: EstimateRow, ranks: Floats, acceptable: Indices, rest: Indices, chosen: int) -> list[int]:
     """The fallback order: the choice, the other acceptable ones by score, then the rest by quality."""
     order: list[int] = acceptable[(-ranks[acceptable]).argsort(kind="stable")].tolist()
     order.remove(chosen)
     order.insert(0, chosen)
-    if len(acceptable) < len(eligible):
-        rest = np.setdiff1d(eligible, acceptable, assume_unique=True)
+    if len(rest):
         order += rest[(-row.quality[rest]).argsort(kind="stable")].tolist()
     return order
 
@@ -172,10 +171,10 @@ def _explain(
     name, quality, cost_usd = row.names[chosen], float(row.quality[chosen]), float(row.cost_usd[chosen])
     if len(eligible) == 1:
         return f"{name}: the only candidate that can answer this request"
-    best = _best(row, eligible)
-    best_quality = float(row.quality[best])
+    best_quality = float(row.quality[eligible].max())
     if quality >= best_quality:
         return f"{name}: best estimated quality ({quality:.2f}) of {len(eligible)} candidates"
+    best = _best(row, eligible)
     lead = f"{name}: estimated quality {quality:.2f}"
     if quality_weight is None:
         return f"{lead}, ranked first of {len(eligible)} candidates by the router's policy"

@@ -6,7 +6,7 @@ for prompts far from everything, and for what they do not estimate themselves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Final, Self
 
 import numpy as np
@@ -44,6 +44,10 @@ class GroupTable:
     """Output tokens, shape (m,)."""
     token_factor: Floats
     """By which they are multiplied in a group, shape (m, g)."""
+    _std_apart: Floats = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_std_apart", (self.std - self.mean_std[:, None]).T.copy())
 
     @classmethod
     def fit(cls, table: OutcomeTable, memberships: Floats) -> Self:
@@ -75,8 +79,8 @@ class GroupTable:
         return np.asarray(np.clip(self.mean + memberships @ self.deviation.T, 0.0, 1.0))
 
     def quality_std(self, memberships: Floats) -> Floats:
-        far = 1.0 - memberships.sum(axis=1, keepdims=True)
-        std: Floats = memberships @ self.std.T + far * self.mean_std
+        """Where memberships sum to less than 1, `mean_std` has the rest."""
+        std: Floats = memberships @ self._std_apart + self.mean_std
         return std
 
     def output_tokens(self, memberships: Floats) -> Floats:
@@ -84,7 +88,7 @@ class GroupTable:
         return np.asarray(self.tokens * (memberships @ self.token_factor.T + far))
 
     def arrays(self) -> dict[str, Floats]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
 
 def _token_table(table: OutcomeTable, memberships: Floats) -> tuple[Floats, Floats]:

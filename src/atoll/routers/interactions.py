@@ -20,10 +20,13 @@ from atoll.routers.ridge import fit_ridge
 Floats = npt.NDArray[np.float64]
 
 _DIFFICULTY_STRENGTH: Final = 5.0
+_ROW_STRENGTH: Final = 2.0
+"""Answers to one prompt by which its difficulty is half known: the ratio of what is left to what difficulty explains,
+about, for right and wrong answers. Where few models answered a prompt, their success is not all taken for easiness."""
 _HALF_WEIGHT: Final = 10.0
 """Prompts of a group from which its scatter counts half when the spread of a model over groups is estimated."""
 _LEAST_SPREAD: Final = 1e-6
-_FILLING_ROUNDS: Final = 4
+_FILLING_ROUNDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Parts:
         """Every column has a known cell."""
         known = np.isfinite(quality)
         values = np.nan_to_num(quality).astype(np.float64)
-        level, difficulty = two_way(values, known)
+        level, difficulty = two_way(values, known, row_strength=_ROW_STRENGTH)
         return cls(level, difficulty, np.where(known, values - level - difficulty[:, None], 0.0), known)
 
 

@@ -61,6 +61,8 @@ class ReefRouter(ColumnRouter):
 
     weights_: Floats
     """Of the four estimates: task, task with length, neighbours, neighbours with length."""
+    stretch_: float
+    """By which the prompts' difficulty is stretched (`Served.of`)."""
     _mean_weights: dict[int, tuple[float, int]]
     """Of feedback, by model: their sum and number."""
 
@@ -72,10 +74,9 @@ class ReefRouter(ColumnRouter):
 
     def _learn(self, table: OutcomeTable) -> None:
         labels = self._labels(table)
-        self.weights_, self._stretch = self._stacked(table, labels)
+        self.weights_, self.stretch_ = self._stacked(table, labels)
         heads = self._heads(table, labels)
-        self._served = Served.of(heads, TokenHeads.fit(table, labels, heads), self.weights_)
-        self._centre = 0.0
+        self._served = Served.of(heads, TokenHeads.fit(table, labels, heads), self.weights_, self.stretch_)
         quality = self._served.predict(table.embeddings, _lengths(table))[0].astype(np.float64)
         self._centre = float(quality.mean())
         self._learn_components(quality)
@@ -85,18 +86,13 @@ class ReefRouter(ColumnRouter):
         return self._predict_at(embeddings, np.full(len(embeddings), np.nan))
 
     def _predict_at(self, embeddings: Matrix, prompt_tokens: npt.NDArray[Any]) -> Floats:
-        return self._stretched(self._served.predict(embeddings, prompt_tokens)[0])
+        return self._served.predict(embeddings, prompt_tokens)[0].astype(np.float64)
 
     def _predict_both(
         self, embeddings: Matrix, memberships: Floats, prompt_tokens: npt.NDArray[Any]
     ) -> tuple[Floats, Floats]:
         quality, tokens = self._served.predict(embeddings, prompt_tokens)
-        return self._stretched(quality), tokens.astype(np.float64)
-
-    def _stretched(self, quality: Matrix) -> Floats:
-        """Averages of cautious estimates are too cautious about how difficult a prompt is; that changes no ranking."""
-        mean = quality.mean(axis=1, keepdims=True)
-        return np.asarray(quality + (self._stretch - 1.0) * (mean - self._centre).astype(np.float64))
+        return quality.astype(np.float64), tokens.astype(np.float64)
 
     def _observe(self, seen: Observations) -> None:
         """The doubly robust estimate is prediction + (outcome - prediction) / propensity; weights average to 1."""
@@ -133,7 +129,7 @@ class ReefRouter(ColumnRouter):
         about, arrays = self._served.state()
         about |= {
             "weights": self.weights_.tolist(),
-            "stretch": self._stretch,
+            "stretch": self.stretch_,
             "centre": self._centre,
             "mean_weights": [[column, *mean] for column, mean in self._mean_weights.items()],
         }
@@ -142,7 +138,7 @@ class ReefRouter(ColumnRouter):
     def _restore(self, about: Mapping[str, Any], arrays: Tensors) -> None:
         self._served = Served.restore(about, arrays)
         self.weights_ = np.array(about["weights"])
-        self._stretch, self._centre = float(about["stretch"]), float(about["centre"])
+        self.stretch_, self._centre = float(about["stretch"]), float(about["centre"])
         self._components, self._offsets = arrays["components"], arrays["offsets"]
         self._mean_weights = {int(column): (float(total), int(n)) for column, total, n in about["mean_weights"]}
 

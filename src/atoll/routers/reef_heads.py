@@ -47,6 +47,8 @@ class Heads:
     """Quality by task, shape (t, m)."""
     neighbours: tuple[Floats, Floats]
     """Quality, each of shape (p + 7, m)."""
+    centre: float
+    """Mean of all models' levels."""
 
     @classmethod
     def fit(cls, table: OutcomeTable, labels: Floats, *, n_landmarks: int, width: float, seed: int) -> Self:
@@ -61,7 +63,9 @@ class Heads:
             tasks.append(_rows(classifier.weights, classifier.intercept, plain.shape[1]))
             neighbours.append(_rows(*fit_interactions(parts, features), plain.shape[1]))
         effects = group_effects(parts, labels)
-        return cls(landmarks, lengths, (tasks[0], tasks[1]), effects, (neighbours[0], neighbours[1]))
+        return cls(
+            landmarks, lengths, (tasks[0], tasks[1]), effects, (neighbours[0], neighbours[1]), float(parts.level.mean())
+        )
 
     def predictions(self, embeddings: Matrix, prompt_tokens: npt.NDArray[Any]) -> list[Floats]:
         """Four of shape (n, m): what is averaged."""
@@ -126,48 +130,58 @@ class Served:
     additions: Matrix
     """From [length features, 1] to the same, shape (7, 2t + 3m)."""
     effects: Matrix
-    """Weighted quality by task of both task heads, shape (2t, m)."""
-    token_effects: Matrix
-    """Output tokens by task, shape (t, m)."""
+    """From both heads' task shares to [weighted quality, a third of output tokens], shape (2t, 2m)."""
     token_low: Matrix
     token_high: Matrix
     token_scale: Matrix
-    """Of the two logs, each of shape (2m,)."""
+    """Of the two logs, each of shape (2m,); what is averaged is a third of it."""
 
     @classmethod
-    def of(cls, heads: Heads, tokens: TokenHeads, weights: Floats) -> Self:
-        """`weights` of the four heads, summing to 1."""
-        p = heads.landmarks.whitening.shape[1]
-        quality = weights[2] * heads.neighbours[0] + weights[3] * heads.neighbours[1]
+    def of(cls, heads: Heads, tokens: TokenHeads, weights: Floats, stretch: float) -> Self:
+        """`weights` of the four heads, summing to 1.
+
+        The mean over models is stretched around its own mean over prompts: averages of cautious estimates are too
+        cautious about how difficult a prompt is. That is the same for all models, so it changes no ranking.
+        """
+        p, m = heads.landmarks.whitening.shape[1], heads.effects.shape[1]
+        turn = np.eye(m) + (stretch - 1.0) / m
+        quality = (weights[2] * heads.neighbours[0] + weights[3] * heads.neighbours[1]) @ turn
+        quality[-1] -= (stretch - 1.0) * heads.centre
         rows = np.concatenate([*heads.tasks, quality, *tokens.neighbours], axis=1)
+        by_task = np.concatenate(
+            [
+                np.concatenate([weights[0] * heads.effects @ turn, tokens.by_task / 3.0], axis=1),
+                np.concatenate([weights[1] * heads.effects @ turn, np.zeros_like(tokens.by_task)], axis=1),
+            ]
+        )
         return cls(
             landmarks=heads.landmarks.vectors,
             width=heads.landmarks.width,
             lengths=heads.lengths,
             products=(heads.landmarks.whitening @ rows[:p]).astype(np.float32),
             additions=rows[p:].astype(np.float32),
-            effects=np.concatenate([weights[0] * heads.effects, weights[1] * heads.effects]).astype(np.float32),
-            token_effects=tokens.by_task.astype(np.float32),
+            effects=by_task.astype(np.float32),
             token_low=np.tile(tokens.low, 2).astype(np.float32),
             token_high=np.tile(tokens.high, 2).astype(np.float32),
-            token_scale=np.concatenate(tokens.scale).astype(np.float32),
+            token_scale=(np.concatenate(tokens.scale) / 3.0).astype(np.float32),
         )
 
     def predict(self, embeddings: Matrix, prompt_tokens: npt.NDArray[Any]) -> tuple[Matrix, Matrix]:
         """Quality and output tokens, each of shape (n, m)."""
-        t, m = self.token_effects.shape
+        m = self.effects.shape[1] // 2
+        n, both = len(embeddings), len(self.effects)
         similarities = embeddings @ self.landmarks.T
         similarities -= np.float32(1.0)
         similarities *= np.float32(self.width)
         np.exp(similarities, out=similarities)
         outputs = similarities @ self.products
         outputs += self.lengths.features(prompt_tokens).astype(np.float32) @ self.additions[:-1] + self.additions[-1]
-        plain, longer = shares(outputs[:, :t]), shares(outputs[:, t : 2 * t])
-        quality = outputs[:, 2 * t : 2 * t + m] + plain @ self.effects[:t] + longer @ self.effects[t:]
-        logs = np.minimum(np.maximum(outputs[:, 2 * t + m :], self.token_low), self.token_high)
-        by_neighbours: Matrix = np.exp(logs) * self.token_scale
-        tokens: Matrix = (plain @ self.token_effects + by_neighbours[:, :m] + by_neighbours[:, m:]) / np.float32(3.0)
-        return quality, tokens
+        by_task = shares(outputs[:, :both].reshape(2 * n, both // 2)).reshape(n, both) @ self.effects
+        quality = outputs[:, both : both + m] + by_task[:, :m]
+        logs = np.minimum(np.maximum(outputs[:, both + m :], self.token_low), self.token_high)
+        by_neighbours = np.exp(logs) * self.token_scale
+        tokens = by_task[:, m:] + by_neighbours[:, :m] + by_neighbours[:, m:]
+        return quality.astype(np.float32, copy=False), tokens.astype(np.float32, copy=False)
 
     def state(self) -> tuple[dict[str, Any], Tensors]:
         lengths = {name: getattr(self.lengths, name) for name in ("mean", "std", "low", "high")}
@@ -186,7 +200,6 @@ _SERVED_ARRAYS: Final = (
     "products",
     "additions",
     "effects",
-    "token_effects",
     "token_low",
     "token_high",
     "token_scale",

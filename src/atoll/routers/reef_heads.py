@@ -6,7 +6,7 @@
   (`interactions.fit_interactions`).
 
 Each is made twice, without and with the prompt's length among the features: length tells difficulty, and sometimes
-misleads. Answer lengths are predicted in the same ways, their logarithm.
+misleads. Answer lengths are predicted in the same ways, their square root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 N_HEADS: Final = 4
 """Task, task with length, neighbours, neighbours with length."""
 _TOKEN_QUANTILES: Final = (0.01, 0.99)
-"""Of log answer length, that predictions stay within: a line in logarithms runs away quickly."""
+"""Of a model's answer lengths, that predictions stay within."""
 _TASK_STRENGTH: Final = 10.0
 """Answers that a model's mean length counts for in a task."""
 
@@ -80,40 +80,39 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class TokenHeads:
-    """Logarithms of answer lengths, in the same two ways, and lengths by task."""
+    """Answer lengths: by task, and the square roots of lengths, relative to the model's mean, by neighbours.
+
+    Roots lie between lengths, whose long tail would rule a least-squares fit, and logarithms, in which a line runs
+    away.
+    """
 
     by_task: Floats
     """Output tokens, shape (t, m)."""
     neighbours: tuple[Floats, Floats]
-    """Of log output tokens, each of shape (p + 7, m)."""
+    """Roots of relative lengths, each of shape (p + 7, m)."""
     low: Floats
     high: Floats
-    """Of log output tokens, shape (m,)."""
+    """Of the roots, shape (m,): predictions stay within."""
     scale: tuple[Floats, Floats]
-    """By which exponentials are multiplied so that their means are right, each of shape (m,)."""
+    """Output tokens to a squared root, so that means are right; each of shape (m,)."""
 
     @classmethod
     def fit(cls, table: OutcomeTable, labels: Floats, heads: Heads) -> Self:
-        known = np.isfinite(table.output_tokens)
-        tokens = np.where(known, table.output_tokens, 1.0).astype(np.float64)
-        logs = np.where(known, np.log(np.maximum(tokens, 1.0)), np.nan)
-        told = known.any(axis=0)
-        # A model of which no length is known writes as the others do.
-        usual = np.nanmean(logs, axis=1) if told.any() else np.full(len(logs), np.log(DEFAULT_OUTPUT_TOKENS))
-        usual = np.where(np.isfinite(usual), usual, np.nanmean(usual))
-        logs[:, ~told] = usual[:, None]
-        parts = Parts.of(logs)
-        low, high = np.nanquantile(logs, _TOKEN_QUANTILES, axis=0)
-        level = np.where(told, (tokens * known).sum(axis=0) / np.maximum(known.sum(axis=0), 1), np.exp(parts.level))
+        tokens = _all_tokens(table)
+        known = np.isfinite(tokens)
+        values = np.nan_to_num(tokens)
+        level = np.maximum(values.sum(axis=0) / known.sum(axis=0), 1.0)
         size = labels.T @ known.astype(np.float64)
-        by_task = (labels.T @ (tokens * known) + _TASK_STRENGTH * level) / (size + _TASK_STRENGTH)
+        by_task = (labels.T @ values + _TASK_STRENGTH * level) / (size + _TASK_STRENGTH)
+        roots = np.sqrt(tokens / level)
+        low, high = np.nanquantile(roots, _TOKEN_QUANTILES, axis=0)
+        parts = Parts.of(roots)
         plain, longer = _features(heads.landmarks, heads.lengths, table)
         neighbours, scale = [], []
         for features in (plain, longer):
             weights, intercept = fit_interactions(parts, features)
-            expected = np.exp(np.clip(features @ weights + intercept, low, high))
-            right = (tokens * known).sum(axis=0) / np.maximum((expected * known).sum(axis=0), 1e-9)
-            scale.append(np.where(told, right, 1.0))
+            squares = np.clip(features @ weights + intercept, low, high) ** 2
+            scale.append(values.sum(axis=0) / np.maximum((squares * known).sum(axis=0), 1e-9))
             neighbours.append(_rows(weights, intercept, plain.shape[1]))
         return cls(by_task, (neighbours[0], neighbours[1]), low, high, (scale[0], scale[1]))
 
@@ -126,7 +125,7 @@ class Served:
     width: float
     lengths: Lengths
     products: Matrix
-    """From similarities to [task scores, task scores with length, quality, two logs of lengths]: (l, 2t + 3m)."""
+    """From similarities to [task scores, task scores with length, quality, two roots of lengths]: (l, 2t + 3m)."""
     additions: Matrix
     """From [length features, 1] to the same, shape (7, 2t + 3m)."""
     effects: Matrix
@@ -134,7 +133,7 @@ class Served:
     token_low: Matrix
     token_high: Matrix
     token_scale: Matrix
-    """Of the two logs, each of shape (2m,); what is averaged is a third of it."""
+    """Of the two roots, each of shape (2m,); what is averaged is a third of it."""
 
     @classmethod
     def of(cls, heads: Heads, tokens: TokenHeads, weights: Floats, stretch: float) -> Self:
@@ -178,8 +177,8 @@ class Served:
         outputs += self.lengths.features(prompt_tokens).astype(np.float32) @ self.additions[:-1] + self.additions[-1]
         by_task = shares(outputs[:, :both].reshape(2 * n, both // 2)).reshape(n, both) @ self.effects
         quality = outputs[:, both : both + m] + by_task[:, :m]
-        logs = np.minimum(np.maximum(outputs[:, both + m :], self.token_low), self.token_high)
-        by_neighbours = np.exp(logs) * self.token_scale
+        roots = np.minimum(np.maximum(outputs[:, both + m :], self.token_low), self.token_high)
+        by_neighbours = roots * roots * self.token_scale
         tokens = by_task[:, m:] + by_neighbours[:, :m] + by_neighbours[:, m:]
         return quality.astype(np.float32, copy=False), tokens.astype(np.float32, copy=False)
 
@@ -217,6 +216,19 @@ def _features(landmarks: Landmarks, lengths: Lengths, table: OutcomeTable) -> tu
     plain = landmarks.features(table.embeddings)
     tokens = np.full(len(table), np.nan) if table.prompt_tokens is None else table.prompt_tokens
     return plain, np.concatenate([plain, lengths.features(tokens)], axis=1)
+
+
+def _all_tokens(table: OutcomeTable) -> Floats:
+    """Output tokens of shape (n, m). A model of which no length is known writes as the others do."""
+    tokens = table.output_tokens.astype(np.float64)
+    known = np.isfinite(tokens)
+    told = known.any(axis=0)
+    if not told.any():
+        return np.full(tokens.shape, DEFAULT_OUTPUT_TOKENS)
+    count = known.sum(axis=1)
+    overall = tokens[known].mean()
+    usual = np.where(count > 0, np.where(known, tokens, 0.0).sum(axis=1) / np.maximum(count, 1), overall)
+    return np.where(told, tokens, usual[:, None])
 
 
 def _rows(weights: Floats, intercept: Floats, n_plain: int) -> Floats:

@@ -134,7 +134,7 @@ class ColumnRouter(Router):
 
     def _admit(self, column: int, candidate: Candidate, seen: Observations) -> None:
         """Learn a model that came later from its first outcomes. Called under the lock, once per `add_candidate`."""
-        self._observe(seen)
+        self._correct(seen, is_stream=False)
 
     # The contract
 
@@ -322,8 +322,11 @@ class ColumnRouter(Router):
             _values([outcome.prompt_tokens for outcome in outcomes]),
         )
 
-    def _correct(self, seen: Observations, weights: Floats | None = None) -> None:
-        """Feedback moves a model by group of prompts; `weights` of shape (n,) average to about 1."""
+    def _correct(self, seen: Observations, weights: Floats | None = None, *, is_stream: bool = True) -> None:
+        """Feedback moves a model by group of prompts; `weights` of shape (n,) average to about 1.
+
+        In a stream old feedback fades (`half_life`).
+        """
         memberships = self.groups_.memberships(seen.embeddings)
         row = np.arange(len(seen))
         quality, lengths = self._all_columns(seen.embeddings, memberships, seen.prompt_tokens)

@@ -57,22 +57,26 @@ class Corrections:
         surprise: Floats,
         token_log: Floats,
         weights: Floats | None = None,
+        *,
+        is_stream: bool = True,
     ) -> None:
         """One row per outcome: its model, memberships of shape (n, g), surprise and log token ratio (NaN: unknown).
 
-        `weights` are how many outcomes each surprise counts for, None for one.
+        `weights` are how many outcomes each surprise counts for, None for one. What is no stream was seen at one time,
+        so nothing of it is older than the rest.
         """
+        keep = self.keep if is_stream else 1.0
         far = 1.0 - memberships.sum(axis=1, keepdims=True)
         belongs = np.concatenate([memberships, far], axis=1)
         if weights is not None:
             belongs *= weights[:, None]
         for row, model in enumerate(models.tolist()):
             if math.isfinite(surprise[row]):
-                self.count[model] = self.keep * self.count[model] + belongs[row]
-                self.surprise[model] = self.keep * self.surprise[model] + belongs[row] * surprise[row]
+                self.count[model] = keep * self.count[model] + belongs[row]
+                self.surprise[model] = keep * self.surprise[model] + belongs[row] * surprise[row]
             if math.isfinite(token_log[row]):
-                self.token_count[model] = self.keep * self.token_count[model] + 1.0
-                self.token_log[model] = self.keep * self.token_log[model] + token_log[row]
+                self.token_count[model] = keep * self.token_count[model] + 1.0
+                self.token_log[model] = keep * self.token_log[model] + token_log[row]
         self._solve()
 
     def quality(self, memberships: Floats) -> Floats:

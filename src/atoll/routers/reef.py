@@ -123,7 +123,7 @@ class ReefRouter(ColumnRouter):
             apart_weights = self._components @ loadings
             self._mix[later] += slope / m + apart_weights - apart_weights.mean()
             self._offset[later] += level - slope * self._centre - self._offsets @ apart_weights
-        self._observe(seen)
+        self._correct(seen, is_stream=False)
 
     def _state(self) -> tuple[dict[str, Any], Tensors]:
         about, arrays = self._served.state()

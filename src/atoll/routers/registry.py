@@ -13,6 +13,8 @@ from atoll.routers.base import Router
 ROUTERS: Final = {
     "group_means": "atoll.routers.group_means:GroupMeansRouter",
     "knn": "atoll.routers.knn:KNNRouter",
+    "ridge": "atoll.routers.linear:RidgeRouter",
+    "save_router": "atoll.routers.save_router:SaveRouter",
     "reef": "atoll.routers.reef:ReefRouter",
     "prior": "atoll.routers.prior:PriorRouter",
 }

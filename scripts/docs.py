@@ -82,6 +82,7 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     yield "`candidates[]`", config.CandidateSettings
     yield "`candidates[].prices`", config.Prices
     yield "`routing`", config.RoutingSettings
+    yield "`routing.router`", config.RouterSettings
     yield "`routing.embedder`", config.EmbedderSettings
     yield "`limits`", config.LimitSettings
     yield "`ledger`", config.LedgerSettings

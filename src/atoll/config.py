@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
 from atoll._yaml import Document, EnvText, Key, parse_document
 from atoll.errors import ConfigError
 
 Capability = Literal["tools", "vision", "json_schema", "logprobs", "embeddings"]
 AUTO_MODEL: Final = "auto"
+PRIOR_ROUTER: Final = "prior"
 """The model name that asks for routing."""
 
 
@@ -135,9 +136,36 @@ class EmbedderSettings(_Section):
     cache_entries: Annotated[int, Field(ge=0)] = 10_000
 
 
+class RouterSettings(_Section):
+    """`router: prior` and `router: PATH` are short for `{name: prior}` and `{path: PATH}`."""
+
+    name: str | None = None
+    """Which router `path` must hold. Alone only `prior`, which ships with Atoll; the default."""
+    path: Annotated[Path, Field(strict=False)] | None = None
+    """A router made by `atoll fit`."""
+    _place: str = PrivateAttr(default="routing.router")
+
+    @property
+    def place(self) -> str:
+        """File, line and key, for errors that only show when the router is opened."""
+        return self._place
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"name": given} if given == PRIOR_ROUTER else {"path": given}
+        return given
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return self.name or PRIOR_ROUTER
+        return str(self.path) if self.name is None else f"{self.name} from {self.path}"
+
+
 class RoutingSettings(_Section):
-    router: str = "prior"
-    """`prior` (shipped), or the path of a router made by `atoll fit`."""
+    router: RouterSettings = RouterSettings()
+    """`prior` (shipped), the path of a router made by `atoll fit`, or `{name, path}`."""
     embedder: EmbedderSettings = EmbedderSettings()
     default_candidate: str | None = None
     """Answers when routing fails; the first routable candidate, if left out."""
@@ -230,6 +258,8 @@ def parse_settings(text: str, name: str, environ: Mapping[str, str]) -> Settings
             f"{name}:1: expected keys and values ({', '.join(Settings.model_fields)}), found {document.data!r}"
         )
     settings = _validate(document)
+    if "router" in settings.routing.model_fields_set:
+        settings.routing.router._place = f"{name}:{document.line(('routing', 'router'))}: routing.router"
     problems = [document.error(key, message) for key, message in _contradictions(settings)]
     if problems:
         raise ConfigError("\n".join(map(str, problems)))

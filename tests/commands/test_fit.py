@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from atoll.cli import atoll
 from atoll.routers import KNNRouter, load_router
 from atoll.routers.embedding.static import StaticEmbedder
+from atoll.routers.registry import ROUTERS
 
 SUMS = [f"What is {a} plus {a * 7}? Show the steps of the addition." for a in range(60)]
 POEMS = [f"Write a short poem about {thing} in the {season}." for thing in
@@ -94,3 +95,35 @@ def test_an_unknown_embedder_lists_the_known_ones(data: Path, tmp_path: Path) ->
     result = fit("--data", data, "--out", tmp_path / "router", "--embedder", "bert")
     assert result.exit_code == 2
     assert "'static', 'minilm'" in result.output
+
+
+@pytest.mark.parametrize("name", sorted(ROUTERS))
+def test_every_router_of_the_registry_is_fitted_and_read_again(data: Path, tmp_path: Path, name: str) -> None:
+    result = CliRunner().invoke(atoll, ["fit", name, "--data", str(data), "--out", str(tmp_path / "router"), "--json"])
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.output)
+    assert (summary["router"], summary["outcomes"]) == (name, 240)
+    assert load_router(tmp_path / "router").version == summary["version"]
+
+
+def test_parameters_are_set_and_checked(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "router"
+    assert fit("--data", data, "--out", out, "--set", "k=5", "--json").exit_code == 0
+    for assignment, message in (("k=0", "from 1 to"), ("k=x", "from 1 to"), ("neighbours=3", "k, cv_prompts")):
+        result = fit("--data", data, "--out", tmp_path / "other", "--set", assignment)
+        assert result.exit_code == 1
+        assert message in result.output
+    assert not (tmp_path / "other").exists()
+
+
+def test_evaluation_data_is_refused(data: Path, tmp_path: Path) -> None:
+    folder = data.rename(tmp_path / "routerarena-sub10")
+    result = fit("--data", folder, "--out", tmp_path / "router")
+    assert result.exit_code == 1
+    assert "evaluation only" in result.output
+
+
+def test_an_unknown_router_lists_the_known_ones() -> None:
+    result = CliRunner().invoke(atoll, ["fit", "nearest"])
+    assert result.exit_code == 2
+    assert "knn, prior" in result.output

@@ -15,10 +15,12 @@ from atoll.errors import InvalidRequest
 from atoll.gateway.catalog import Catalog, build_catalog
 from atoll.gateway.chooser import LearnedChooser
 from atoll.gateway.parse import Endpoint, ParsedRequest, parse_request
-from atoll.gateway.parts import open_request_router, open_router
+from atoll.gateway.parts import open_request_router
+from atoll.gateway.router_file import open_router
 from atoll.gateway.routing import Plan, RequestRouter
 from atoll.gateway.sessions import Sessions
 from atoll.routers.embedding.service import EmbeddingService
+from atoll.routers.prior import PriorRouter
 from atoll.types import Outcome
 
 CHEAP, DEAR = "gpt-4o-mini", "gpt-4o"
@@ -149,3 +151,22 @@ async def test_a_cap_holds_when_routing_fails_too(tmp_path: Path, catalog: Catal
     assert [candidate.name for candidate in plan.candidates] == [CHEAP]
     with pytest.raises(InvalidRequest, match="max_cost_usd"):
         await router.plan(_request("Hello", atoll={"max_cost_usd": 1e-9}), None)
+
+
+async def test_a_policy_ranks_by_its_own_scores(tmp_path: Path, catalog: Catalog) -> None:
+    settings = _settings(tmp_path)
+    embedder = EmbeddingService(settings.routing.embedder, tmp_path)
+
+    class Policy(PriorRouter):
+        is_policy = True
+
+        def score(self, embeddings: Any, prompt_tokens: Any, preference: float) -> Any:
+            return np.array([[name.name == (DEAR if preference < 0.5 else CHEAP) for name in self.candidates_]], float)
+
+    policy = Policy.shipped(open_router(settings, catalog, embedder.space).candidates_, space=embedder.space)
+    router = RequestRouter(catalog, LearnedChooser(policy, embedder, exploration=0.0), Sessions(60.0, 10))
+    for preference, name in ((0.0, DEAR), (1.0, CHEAP)):
+        plan = await router.plan(_request(PROMPTS[1], atoll={"preference": preference}), None)
+        assert plan.candidates[0].name == name
+        assert plan.choice is not None
+        assert "policy" in plan.choice.decision.reason or "best estimated quality" in plan.choice.decision.reason

@@ -18,7 +18,7 @@ def expected_qualities(settings: Settings, catalog: Catalog) -> dict[str, float 
     None where a router of the user's own decides, which says nothing without a prompt.
     """
     candidates = catalog.candidates.values()
-    if settings.routing.router != "prior":
+    if settings.routing.router.path is not None:
         return {candidate.name: candidate.quality_prior for candidate in candidates}
     from atoll.routers.prior import SHIPPED, PriorRouter
 

@@ -44,13 +44,18 @@ class LearnedChooser:
         router = self._router
         embedded = await self._embedder.embed(routing_text(request.data))
         estimates = router.estimate_one(embedded.vector, requirements.prompt_tokens, space=embedded.space)
+        preference = request.extensions.preference
+        scores = None
+        if router.is_policy:
+            scores = router.score_one(embedded.vector, requirements.prompt_tokens, preference.quality_weight).tolist()
         conversation = self._conversation(request, session)
         decision = decide(
             estimates,
-            request.extensions.preference,
+            preference,
             router=router.name,
             router_version=router.version,
             excluded=excluded,
+            scores=scores,
             exploration=0.0 if conversation is not None else self._exploration,
         )
         if conversation is not None:

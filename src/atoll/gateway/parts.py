@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from atoll.config import Settings
@@ -13,16 +12,13 @@ from atoll.gateway.catalog import Catalog
 from atoll.gateway.chooser import LearnedChooser
 from atoll.gateway.feedback import MAX_RECALLED
 from atoll.gateway.ledger import Filters, Ledger, LedgerRecord
+from atoll.gateway.router_file import open_router
 from atoll.gateway.routing import RequestRouter
 from atoll.gateway.sessions import Sessions
 from atoll.gateway.state import Parts
 from atoll.gateway.upstreams.factory import Surroundings, build_upstream
-from atoll.routers.base import Router
 from atoll.routers.embedding.service import EmbeddingService
-from atoll.routers.prior import PriorRouter
-from atoll.routers.registry import load_router
 
-PRIOR: Final = "prior"
 EMBEDDER_NAMES: Final = {"static": "atoll-static", "minilm": "all-minilm-l6-v2"}
 """What `/v1/embeddings` calls the embedders."""
 
@@ -75,13 +71,5 @@ def _embedder(settings: Settings) -> EmbeddingService:
 
 
 def _chooser(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> LearnedChooser:
-    router = open_router(settings, catalog, embedder.fallback_space)
+    router = open_router(settings, catalog, embedder.fallback_space, embedder_space=embedder.space)
     return LearnedChooser(router, embedder, exploration=settings.routing.exploration)
-
-
-def open_router(settings: Settings, catalog: Catalog, space: str) -> Router:
-    """The configured router, answering for the routable candidates. Raises DataError when it cannot be read."""
-    candidates = [catalog.candidates[name] for name in catalog.routable]
-    if settings.routing.router == PRIOR:
-        return PriorRouter.shipped(candidates, space=space)
-    return load_router(Path(settings.routing.router).expanduser()).set_candidates(candidates)

@@ -15,6 +15,8 @@ ROUTERS: Final = {
     "knn": "atoll.routers.knn:KNNRouter",
     "ridge": "atoll.routers.linear:RidgeRouter",
     "save_router": "atoll.routers.save_router:SaveRouter",
+    "router_dc": "atoll.routers.router_dc:RouterDCRouter",
+    "cscr": "atoll.routers.cscr:CSCRRouter",
     "reef": "atoll.routers.reef:ReefRouter",
     "prior": "atoll.routers.prior:PriorRouter",
 }

@@ -1,7 +1,8 @@
 """Confidence intervals: a router's metric, and the paired difference of two, over prompts and seeds.
 
 A replica draws prompts and seeds anew, with replacement. A prompt that is in the test part of several seeds is drawn
-once for all of them: treating overlapping test parts as independent would make intervals too narrow. The same `seed`
+once for all of them: treating overlapping test parts as independent would make intervals too narrow. Drawing seeds
+as well counts part of the prompts' noise twice, so intervals err on the wide side. The same `seed`
 draws the same replicas for every router, so subtracting two routers' replicas is the paired bootstrap.
 """
 

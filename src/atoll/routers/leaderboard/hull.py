@@ -60,7 +60,8 @@ def aiq(curve: Curve, low_usd: float, high_usd: float) -> Floats:
 def zero_router(quality: Floats, cost_usd: Floats) -> Curve:
     """RouterBench's zero router: the hull of the single models over tables of shape (n, m), which a router must beat.
 
-    It looks at no prompt: between two corners it tosses a coin. These are its corners; `mixed` gives points between.
+    It looks at no prompt: between two corners it tosses a coin. These are its corners; the area under its lines is
+    `nauc(mixed(corners), …)`, well above that of the corners as steps.
     """
     return hull(single_models(quality, cost_usd))
 

@@ -147,7 +147,7 @@ def test_a_router_that_is_not_there(route: Callable[..., Result], tmp_path: Path
     config = (tmp_path / "atoll.yaml").read_text() + "routing: {router: /nowhere/router}\n"
     (tmp_path / "atoll.yaml").write_text(config)
     done = route("Hello")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "/nowhere/router" in done.stderr
     assert "atoll fit" in done.stderr
 

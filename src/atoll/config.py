@@ -166,6 +166,8 @@ class RouterSettings(_Section):
 class RoutingSettings(_Section):
     router: RouterSettings = RouterSettings()
     """`prior` (shipped), the path of a router made by `atoll fit`, or `{name, path}`."""
+    reload_s: Annotated[float, Field(gt=0)] | None = None
+    """How often to look whether the router's file has changed; by default never, only SIGHUP makes it be read anew."""
     embedder: EmbedderSettings = EmbedderSettings()
     default_candidate: str | None = None
     """Answers when routing fails; the first routable candidate, if left out."""

@@ -76,9 +76,10 @@ async def ready(state: State) -> Response:
     """Whether a request could be answered now: at least one upstream is ready."""
     upstreams = await state.upstreams_ready()
     is_ready = any(upstreams.values())
-    answer = _json(
-        {"status": "ready" if is_ready else "starting", "upstreams": upstreams}, status=200 if is_ready else 503
-    )
+    told: dict[str, Any] = {"status": "ready" if is_ready else "starting", "upstreams": upstreams}
+    if (router := state.router_status()) is not None:
+        told["router"] = {"name": router["name"], "version": router["version"], "is_current": router["error"] is None}
+    answer = _json(told, status=200 if is_ready else 503)
     if not is_ready:
         answer.headers["retry-after"] = "1"
     return answer

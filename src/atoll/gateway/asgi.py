@@ -5,9 +5,12 @@ A framework's route costs more than all that the gateway does for a request, so 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import signal
 import sys
+import threading
 from typing import Final
 
 from fastapi import FastAPI
@@ -67,6 +70,7 @@ class Gateway:
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             await send({"type": "lifespan.startup.failed", "message": ""})
             return
+        _reload_on_hangup(self.state)
         # What lives from here to the end need not be looked at by every full collection, which would stop all requests.
         gc.collect()
         gc.freeze()
@@ -74,3 +78,11 @@ class Gateway:
         await receive()
         await self.state.close()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _reload_on_hangup(state: GatewayState) -> None:
+    """SIGHUP replaces the router; a thread that is not the main one gets no signals."""
+    if threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, state.reload_router)
+        # A hangup that came while the process started was not heard.
+        state.reload_changed_router()

@@ -28,7 +28,8 @@ class LearnedChooser:
     """Chooses by a router whose pool are the routable candidates, and teaches it."""
 
     def __init__(self, router: Router, embedder: QueryEmbedder, *, exploration: float) -> None:
-        self._router = router
+        self.router = router
+        """May be replaced at any time by one for the same pool: each request keeps the one that it begins with."""
         self._embedder = embedder
         self._exploration = exploration
         self._candidates = {candidate.name: candidate for candidate in router.candidates_}
@@ -41,7 +42,7 @@ class LearnedChooser:
         session: Session | None,
     ) -> Choice:
         """Raises NoneEligible for a hard cap that rules everybody out, RouterError for a space the router lacks."""
-        router = self._router
+        router = self.router
         embedded = await self._embedder.embed(routing_text(request.data))
         estimates = router.estimate_one(embedded.vector, requirements.prompt_tokens, space=embedded.space)
         preference = request.extensions.preference
@@ -64,11 +65,16 @@ class LearnedChooser:
 
     def learn(self, outcomes: Sequence[Outcome], embeddings: Mapping[str, npt.NDArray[np.float32]], space: str) -> int:
         """Teach the router what it can learn: outcomes of its candidates, in a space that it knows."""
-        known = [outcome for outcome in outcomes if outcome.candidate in self._candidates]
-        if not known or space not in self._router.spaces:
-            return 0
-        self._router.update(known, {outcome.prompt: embeddings[outcome.prompt] for outcome in known}, space=space)
+        known = self.known(outcomes, space)
+        if known:
+            self.router.update(known, {outcome.prompt: embeddings[outcome.prompt] for outcome in known}, space=space)
         return len(known)
+
+    def known(self, outcomes: Sequence[Outcome], space: str) -> list[Outcome]:
+        """Those that the router can learn from."""
+        if space not in self.router.spaces:
+            return []
+        return [outcome for outcome in outcomes if outcome.candidate in self._candidates]
 
     def _conversation(self, request: ParsedRequest, session: Session | None) -> Conversation | None:
         candidate = self._candidates.get(session.candidate) if session is not None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -74,15 +74,22 @@ class FeedbackDesk:
         if self._learner is None:
             return 0
         learned = 0
-        for space in {record.embedding_space for record in records}:
-            telling = [record for record in records if record.embedding_space == space and record.embedding is not None]
-            if space is None or not telling:
-                continue
+        for outcomes, vectors, space in lessons(records):
             try:
-                learned += self._learner.learn(list(map(_outcome, telling)), _vectors(telling), space)
+                learned += self._learner.learn(outcomes, vectors, space)
             except Exception:
-                _log.warning("the router could not learn from feedback on %d requests", len(telling), exc_info=True)
+                _log.warning("the router could not learn from feedback on %d requests", len(outcomes), exc_info=True)
         return learned
+
+
+def lessons(
+    records: Sequence[LedgerRecord],
+) -> Iterator[tuple[list[Outcome], dict[str, npt.NDArray[np.float32]], str]]:
+    """What `records` can teach, by space of their vectors: outcomes, vectors by request, space."""
+    for space in dict.fromkeys(record.embedding_space for record in records):
+        telling = [record for record in records if record.embedding_space == space and record.embedding is not None]
+        if space is not None and telling:
+            yield list(map(_outcome, telling)), _vectors(telling), space
 
 
 def _outcome(record: LedgerRecord) -> Outcome:

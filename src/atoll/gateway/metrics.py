@@ -63,6 +63,14 @@ class Metrics:
         self._loop_tasks = Gauge(
             "atoll_event_loop_tasks", "Tasks of the event loop", registry=registry, multiprocess_mode="livesum"
         )
+        self._router = Gauge(
+            "atoll_router",
+            "1 for the router that decides, by name and version of its artefact",
+            ["router", "version"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self._router_labels: tuple[str, str] | None = None
         self._request_children: dict[tuple[str, str, int], tuple[Counter, Histogram, Histogram]] = {}
         self._attempt_children: dict[tuple[str, str, str], Counter] = {}
         self._candidate_children: dict[str, tuple[Counter, Counter, Counter, Counter]] = {}
@@ -116,6 +124,12 @@ class Metrics:
 
     def feedback(self, candidate: str) -> None:
         self._feedback.labels(candidate).inc()
+
+    def router(self, name: str, version: str) -> None:
+        if self._router_labels is not None and self._router_labels != (name, version):
+            self._router.labels(*self._router_labels).set(0)
+        self._router_labels = (name, version)
+        self._router.labels(name, version).set(1)
 
     def exposition(self, ledger_queue_depth: int) -> bytes:
         """Everything in Prometheus's text format; with several workers, of all of them."""

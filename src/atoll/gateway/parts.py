@@ -11,12 +11,14 @@ from atoll.config import Settings
 from atoll.gateway.catalog import Catalog
 from atoll.gateway.chooser import LearnedChooser
 from atoll.gateway.feedback import MAX_RECALLED
+from atoll.gateway.learning import BackgroundLearner, artefact_stamp
 from atoll.gateway.ledger import Filters, Ledger, LedgerRecord
 from atoll.gateway.router_file import open_router
 from atoll.gateway.routing import RequestRouter
 from atoll.gateway.sessions import Sessions
 from atoll.gateway.state import Parts
 from atoll.gateway.upstreams.factory import Surroundings, build_upstream
+from atoll.routers.base import Router
 from atoll.routers.embedding.service import EmbeddingService
 
 EMBEDDER_NAMES: Final = {"static": "atoll-static", "minilm": "all-minilm-l6-v2"}
@@ -35,17 +37,30 @@ def surroundings(settings: Settings) -> Surroundings:
 def build_parts(settings: Settings, catalog: Catalog) -> Parts:
     """Starts nothing. Raises DataError for a router that cannot be read, MissingExtraError for a missing part."""
     embedder = _embedder(settings)
+    path = settings.routing.router.path
+    artefact = path.expanduser() if path is not None else None
+    opened_stamp = artefact_stamp(artefact)
     chooser = _chooser(settings, catalog, embedder)
     around = surroundings(settings)
     ledger = Ledger(settings.ledger, settings.data_path) if settings.ledger.enabled else None
+    past_feedback = partial(_past_feedback, ledger) if ledger is not None else None
+    learner = BackgroundLearner(
+        chooser,
+        reopen=partial(_router, settings, catalog, embedder),
+        artefact=artefact,
+        opened_stamp=opened_stamp,
+        reload_s=settings.routing.reload_s,
+        past_feedback=past_feedback,
+    )
     return Parts(
         upstreams={name: build_upstream(name, upstream, around) for name, upstream in catalog.upstreams.items()},
         chooser=chooser,
-        learner=chooser,
+        learner=learner,
         embedders={EMBEDDER_NAMES[settings.routing.embedder.kind]: embedder},
         ledger=ledger,
-        services=(embedder,),
-        past_feedback=partial(_past_feedback, ledger) if ledger is not None else None,
+        services=(embedder, learner),
+        live_router=learner,
+        past_feedback=past_feedback,
     )
 
 
@@ -71,5 +86,8 @@ def _embedder(settings: Settings) -> EmbeddingService:
 
 
 def _chooser(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> LearnedChooser:
-    router = open_router(settings, catalog, embedder.fallback_space, embedder_space=embedder.space)
-    return LearnedChooser(router, embedder, exploration=settings.routing.exploration)
+    return LearnedChooser(_router(settings, catalog, embedder), embedder, exploration=settings.routing.exploration)
+
+
+def _router(settings: Settings, catalog: Catalog, embedder: EmbeddingService) -> Router:
+    return open_router(settings, catalog, embedder.fallback_space, embedder_space=embedder.space)

@@ -67,7 +67,7 @@ def _run(settings: Settings, environ: Mapping[str, str]) -> int:
         else:
             _tell(told)
             with _shared_metrics(), shared_engines(settings, catalog):
-                return _supervise(Multiprocess(config, sockets=[listener]))
+                return _supervise(_Workers(config, sockets=[listener]))
     except KeyboardInterrupt:
         return 0
     except SystemExit as stop:
@@ -95,6 +95,8 @@ class Application:
         from atoll.gateway.parts import build_parts
 
         configure_logging(self)
+        # Until the gateway runs there is nothing to reload, and the default would end the process.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             parts = build_parts(self.settings, self.catalog)
         except AtollError as error:
@@ -102,6 +104,15 @@ class Application:
             sys.stderr.write(f"atoll: {error}\n")
             sys.exit(STARTUP_FAILURE)
         return Gateway(GatewayState(self.settings, self.catalog, parts))
+
+
+class _Workers(Multiprocess):
+    """Workers that replace their router on SIGHUP, where uvicorn would restart them."""
+
+    def handle_hup(self) -> None:
+        for process in self.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
 
 
 class _Server(uvicorn.Server):

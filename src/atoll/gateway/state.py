@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from atoll.config import OpenAIUpstream, Settings
 from atoll.gateway.attempts import Caller, Route
@@ -38,6 +38,19 @@ class Service(Protocol):
     async def close(self) -> None: ...
 
 
+class LiveRouter(Protocol):
+    """A router that can be replaced while it decides."""
+
+    @property
+    def loaded(self) -> tuple[str, str]: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def reload(self) -> None: ...
+
+    def reload_if_changed(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Parts:
     """What other modules bring: whoever answers, whoever chooses, whoever remembers.
@@ -50,6 +63,7 @@ class Parts:
     embedders: Mapping[str, TextEmbedder] = field(default_factory=dict)
     ledger: Ledger | None = None
     learner: Learner | None = None
+    live_router: LiveRouter | None = None
     services: Sequence[Service] = ()
     """What else has to be started and closed."""
     past_feedback: Callable[[], Sequence[LedgerRecord]] | None = None
@@ -117,7 +131,22 @@ class GatewayState:
         ready = await asyncio.gather(*(upstream.is_ready() for upstream in self._parts.upstreams.values()))
         return dict(zip(self._parts.upstreams, ready, strict=True))
 
+    def router_status(self) -> dict[str, Any] | None:
+        return self._parts.live_router.status() if self._parts.live_router is not None else None
+
+    def reload_router(self) -> None:
+        """Open the router's artefact anew, soon, without any request noticing."""
+        if self._parts.live_router is not None:
+            self._parts.live_router.reload()
+
+    def reload_changed_router(self) -> None:
+        """`reload_router`, if there is another artefact than was read."""
+        if self._parts.live_router is not None:
+            self._parts.live_router.reload_if_changed()
+
     def exposition(self) -> bytes:
+        if self._parts.live_router is not None:
+            self.metrics.router(*self._parts.live_router.loaded)
         return self.metrics.exposition(self._parts.ledger.queue_depth if self._parts.ledger is not None else 0)
 
     async def _recall(self, past_feedback: Callable[[], Sequence[LedgerRecord]]) -> None:

@@ -15,7 +15,7 @@ _ROW_STRENGTH = 2.0
 def completed(values: npt.NDArray[np.floating]) -> Floats:
     """Of shape (n, m), NaN replaced by the model's level plus the prompt's difficulty; no column is empty."""
     known = np.isfinite(values)
-    filled = np.nan_to_num(values).astype(np.float64)
+    filled: Floats = np.nan_to_num(values).astype(np.float64)
     if known.all():
         return filled
     level, difficulty = two_way(filled, known, row_strength=_ROW_STRENGTH)
